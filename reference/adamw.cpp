@@ -68,9 +68,9 @@ GoldElement root_of(const GoldElement& e) {
 ///        master_out = master (1 - lr weight_decay)
 ///                     - lr (m_out / (1 - beta1^step)) / (sqrt(v_out / (1 - beta2^step)) + eps)
 ///        param = master_out in the dtype of the case
-///   Where found_inf is not 0 all stay as they are, and param = master.
-/// Every coefficient counts the roundings of that formula with attributes, powers and all operations in fp32, which is
-/// the least that fused kernels do. Source: Loshchilov and Hutter, arXiv 1711.05101; roundings as in fused kernels of
+///   If found_inf is not 0, master, m and v stay as they are, and param = master.
+/// Every coefficient counts the roundings of these formulas with attributes, powers and all operations in fp32: no
+/// fused kernel has less precision. Source: Loshchilov and Hutter, arXiv 1711.05101; roundings as in fused kernels of
 /// Apex and PyTorch.
 void forward(const GoldArgs& args) {
   const Tensor &master = args.in(kOfMaster), &m = args.in(kOfM), &v = args.in(kOfV), &grad = args.in(kOfGrad);

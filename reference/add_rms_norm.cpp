@@ -49,8 +49,8 @@ class Sums {
   explicit Sums(const GoldArgs& args)
       : args_(args), hidden_(args.in(0).shape.back()), rounds_(args.attrs[kOfRoundSum] != 0) {}
 
-  /// The stored sum: two stored values, added exactly or in FP64, whose digits are more than twice as many, and
-  /// rounded once.
+  /// The stored sum: two stored values, added exactly or in FP64, which has more than twice their digits, then rounded
+  /// once.
   void stored(int64_t row, int64_t first, std::span<double> to) const {
     add(row, first, to);
     const DTypeInfo& type = info(args_.in(0).dtype);
@@ -105,8 +105,8 @@ void forward(const GoldArgs& args) {
   });
 }
 
-/// dx is the gradient of the sum: that of the normalisation plus that of residual_out, an addition that rounds once.
-/// The rounding of the sum passes gradients on as they are.
+/// dx is the gradient of the sum x + residual: the gradient of the normalisation plus grad_residual_out, an addition
+/// that rounds once. The rounding of the sum passes gradients through unchanged.
 void emit_dx(const GoldArgs& args, const Sums& sums, const NormWeight& weight, std::vector<Root>& roots) {
   const auto hidden = std::ssize(weight.value);
   const bool rounds = args.recipes.has(recipe::kWeightedGradient), rounds_row = args.recipes.has(recipe::kRowGradient);

@@ -56,8 +56,8 @@ double lowest_bit(double x) {
   return std::ldexp(1.0, exponent - 53 + std::countr_zero(bits));
 }
 
-/// A sum of 16-bit numbers in fp32. As long as all their sizes together have no more than 24 bits down to the lowest
-/// bit of any of them, fp32 holds every sum of some of them: there is no error, nor a tie that a kernel could miss.
+/// A sum of 16-bit numbers in fp32. If the sum of their sizes has at most 24 bits, counted down to the lowest bit of
+/// any term, fp32 holds every partial sum exactly: there is no error, and no tie that a kernel could round otherwise.
 class SumInFp32 {
  public:
   void add(const GoldElement& e) {
@@ -71,8 +71,8 @@ class SumInFp32 {
   double value_ = 0, size_ = 0, lowest_ = INFINITY, rounding_ = 0;
 };
 
-/// The sum of a kernel that adds gradients to a 16-bit number: those of a group of tokens in fp32, whose sum is rounded
-/// and added, and that is rounded again.
+/// The sum of a kernel that accumulates in 16 bits: it sums the gradients of a group of tokens in fp32, rounds this
+/// sum, adds it to the 16-bit sum, and rounds again.
 class SumIn16Bit {
  public:
   void add(double gradient) { group_.add(exact(gradient)); }

@@ -57,7 +57,7 @@ void for_each_row(const GoldArgs& args, const Body& body) {
 
 bool rounds_terms(const ActiveRecipes& recipes) { return recipes.has(recipe::kLogp) || recipes.has(recipe::kTerms); }
 
-/// The entropy and its gradient, times g, in a kernel that computes both from log-probabilities l, of which it rounds
+/// The entropy and its gradient, times g, in a kernel that computes both from log-probabilities l. By recipe it rounds
 ///   logp_in_16_bit    l
 ///   terms_in_16_bit   e = exp(l) and the products e l; every step of autograd
 /// Where a rounding may go to either side, its whole step is an error of what follows.

@@ -12,7 +12,7 @@
 namespace checkop {
 
 /// With b = max - z >= 0, p = exp(-b)/sum, of the transformed logits z:
-///   entropy = L + M,  L = log sum exp(-b),  M = sum p b        its derivative by z is p (b - M)
+///   entropy = L + M,  L = log sum exp(-b),  M = sum p b        its derivative with respect to z is p (b - M)
 /// Both sums have positive terms. A term exp(-b) errs by e_b = 2.25 b + kExpUnits, relative and in units of u. Relative
 /// errors e of the terms move L by sum p e and M by sum p (b - M) e; b itself errs as z does.
 class EntropyRow {
@@ -32,8 +32,8 @@ class EntropyRow {
     }
   }
 
-  /// One chain in L; two in M, of the sum of p b and of the sum that p is divided by. Then the logarithm, the division
-  /// and the addition.
+  /// L has one chain of additions, M has two: the sum of p b, and the sum that p is divided by. Then come the
+  /// logarithm, the division and the addition.
   GoldElement entropy() const {
     const double log_sum = softmax_.log_sum(), value = log_sum + mean_;
     const double of_terms = kArgumentUnits * mean_ + kExpUnits;
@@ -41,9 +41,9 @@ class EntropyRow {
             of_terms + mean_errors_ + off_mean_ + of_large_logits() + 2 * std::abs(log_sum) + mean_ + std::abs(value)};
   }
 
-  /// The derivative by the transformed logit. The error of p is that of LogitGradient. The mean M errs by its two
-  /// chains and by what its terms err by; b - M by that, by the rounding of both, and by the errors of the logits: d(b
-  /// - M) = -dz + sum p dz + sum p (b - M) dz.
+  /// The derivative with respect to the transformed logit. The error of p is that of LogitGradient. The mean M has the
+  /// errors of its two chains and of its terms. b - M has the error of M, the roundings of b and of the difference, and
+  /// the errors of the logits: d(b - M) = -dz + sum p dz + sum p (b - M) dz.
   GoldElement gradient(const TransformedLogit& logit) const {
     const double b = softmax_.max - logit.z.value, p = probability(b);
     if (!std::isfinite(b)) return {0, 0, 0};  // a logit of -inf

@@ -40,11 +40,11 @@ double units_of(double factor) {
   return factor == 1 ? 0 : static_cast<double>(static_cast<float>(factor)) == factor ? 1 : 2;
 }
 
-/// Gold of gae. Over the unmasked tokens of a sequence, t' the next one after t:
+/// Gold of gae. Over the unmasked tokens of a sequence, where t' is the next unmasked token after t:
 ///   in:  rewards, values[batch, seq], mask[batch, seq], last_values[batch] optional
 ///   out: advantages[batch, seq]: A_t = d_t + gamma lambda A_t',  d_t = r_t + gamma V_t' - V_t
 ///        returns[batch, seq] = A + V
-///   of the last one A_t' = 0 and V_t' = last_values, or 0 without them;  masked tokens: 0
+///   after the last token A_t' = 0 and V_t' = last_values, or 0 without this input; masked tokens: 0
 /// Masked tokens are never read; they may hold anything.
 /// A is the sum of (gamma lambda)^k (r + gamma V' - V). A partial sum in any order is at most the sum of their sizes,
 /// and the k-th term has the roundings of k factors. Source: Schulman et al., arXiv 1506.02438; masked tokens as in

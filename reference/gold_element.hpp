@@ -35,8 +35,8 @@ inline GoldElement operator/(const GoldElement& a, const GoldElement& b) {
   const double value = a.value / b.value, size = std::abs(value), divisor = std::abs(b.value);
   return {value, (a.magnitude + size * b.magnitude) / divisor, (a.rounding + size * b.rounding) / divisor + size};
 }
-/// `result`, the sum or product of a and b, in a kernel that has rounded both to 16 bits, so that fp32 holds the result
-/// of most of them: there the kernel does not err, and a tie is one in every kernel.
+/// `result`, the sum or product of a and b, in a kernel that has rounded both to 16 bits. fp32 usually holds such a
+/// result exactly; then the kernel has no error, and a tie is a tie in every kernel.
 inline GoldElement of_16_bit(const GoldElement& a, const GoldElement& b, GoldElement result) {
   const bool has_errors = a.magnitude != 0 || a.rounding != 0 || b.magnitude != 0 || b.rounding != 0;
   if (!has_errors && static_cast<double>(static_cast<float>(result.value)) == result.value) result.rounding = 0;
@@ -79,8 +79,8 @@ class GoldElements {
   std::vector<double> value_, magnitude_, rounding_;
 };
 
-/// An intermediate value `e` of output `output`, rounded to the dtype of the case if `rounds`. A rounded value has lost
-/// the error of the computation before it; what is left is that a kernel may round it to the other side of a tie.
+/// An intermediate value `e` of output `output`, rounded to the dtype of the case if `rounds`. Rounding removes the
+/// error of the computation before it; the remaining error is that a kernel may round to the other side of a tie.
 inline GoldElement rounded_if(bool rounds, const GoldArgs& args, int output, const GoldElement& e) {
   if (!rounds) return e;
   const Rounded rounded = args.recipes.round(output, e.value, e.magnitude, e.rounding);

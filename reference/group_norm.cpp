@@ -47,9 +47,10 @@ GoldElement advantage(const GoldArgs& args, const Moments& set, double x) {
 
 /// Gold of group_norm.
 ///   in:  rewards[batch], group_boundaries[group_bounds] optional: where groups begin, then the batch
-///   out: advantages[batch] = (r - mean)/(std + eps) by the rewards of the same group, or by the others of it
-///   a group, or others, that are bit-equal: r - mean, so exactly 0 for a reward that equals them;  without scale: r -
-///   mean a group of one: 0, or r
+///   out: advantages[batch] = (r - mean)/(std + eps), mean and std of the rewards of the same group, or of its other
+///   rewards
+///   if these rewards are bit-equal: r - mean, so exactly 0 for a reward that equals them; if scale is 0: r - mean; for
+///   a group of one: 0, or r
 /// Throws InputError for boundaries that do not partition the batch.
 /// Source: GRPO, arXiv 2402.03300; RLOO, arXiv 2402.14740, is leave_one_out without scale.
 void forward(const GoldArgs& args) {
@@ -93,8 +94,8 @@ void validate(const CaseSizes& sizes) {
   }
 }
 
-/// Of every four groups, in one all rewards are 0.95, and in one all but the first: sums of 0.95 are not exact, so that
-/// the others' deviation is 0 only for a kernel that takes it from one of them.
+/// Of every four groups, one has only rewards of 0.95, and one has them except for the first reward. Sums of 0.95 are
+/// not exact, so the deviation of equal rewards is 0 only in a kernel that subtracts one of them first.
 void refine(const FillArgs& args) {
   constexpr double kUsual = 0.95;
   Tensor& rewards = *args.find("rewards");

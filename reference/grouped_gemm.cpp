@@ -105,7 +105,7 @@ void emit_rest(const GoldArgs& args, int index, const Groups& groups, int64_t co
 /// Gold of grouped_gemm.
 ///   in:  a[rows, k_dim], b[experts, n_dim, k_dim], offsets[experts+1]     out: c[rows, n_dim]
 ///   c_r = a_r b_e^T for the rows offsets_e <= r < offsets_(e+1) of expert e;  0 from row offsets_experts on
-/// The rows of a behind those of all experts are never read; they may hold anything.
+/// The rows of a behind the last expert's rows are never read; they may hold anything.
 /// Throws InputError for offsets that do not start with 0, decrease, or end beyond the rows.
 void forward(const GoldArgs& args) {
   const Groups groups = groups_of(args);
@@ -176,8 +176,8 @@ constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, c
                              Pass{"backward", kBackwardIn, kBackwardOut, backward, check_backward, work<2>,
                                   &kGroupedGemmBackward, nullptr, kBackwardRecipes}};
 
-/// Draws the experts of the rows as moe_route's tokens have them: one with about half of all rows, some without rows.
-/// Some rows at the end are no expert's, if rows are to be left out; they hold payloads.
+/// Draws the experts of the rows with the loads that routing produces: one expert has about half of all rows, some have
+/// none. If rows are to be left out, some rows at the end belong to no expert and hold payloads.
 void refine(const FillArgs& args) {
   const int64_t rows = args.dim("rows"), experts = args.dim("experts");
   const int64_t left_out = args.ignored_every == 0 ? 0 : rows / (2 * args.ignored_every);

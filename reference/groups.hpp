@@ -35,8 +35,8 @@ struct Moments {
   double away(double x) const { return x - first - mean; }
   /// x minus the mean. With E(mean) = growth*mean|x| + u|mean|.
   GoldElement centred(double x) const;
-  /// a = away(x)/s. With E(var) = (growth + 4u)*var (the mean's error has no first-order effect), of which the share
-  /// `of_variance` reaches s, both relative:
+  /// a = away(x)/s. E(var) = (growth + 4u)*var; the mean's error has no first-order effect. The share `of_variance` of
+  /// the relative error of var reaches s:
   ///   E(a) = (E(mean) + u|away|)/s + |a|*(of_variance*E(var)/var + 2u)
   GoldElement standardised(double x, double s, double of_variance) const;
 };

@@ -54,8 +54,8 @@ constexpr std::array kAttrs{
     AttrSpec{"eps", 1e-6, "least standard deviation of a group's rewards"},
 };
 
-/// The completions [begin, end), and how far their advantages err, in units of u: all by `shift`, all by `scale` times
-/// their size, and each by kOwn times it.
+/// The completions [begin, end), and the errors of their advantages in units of u: a common shift, a common factor
+/// (`scale` times the size), and for each advantage kOwn times its size.
 struct Group {
   static constexpr double kOwn = 2;
   int64_t begin, end;
@@ -63,8 +63,8 @@ struct Group {
 };
 
 /// A = (r - mu)/s, s = sqrt(max(var, eps^2)), for the rewards of one group; population variance. If all rewards are
-/// equal, A must be exactly 0: such a group must not change the policy. The growth of sums over a group is that of as
-/// many additions as it has completions, not of the output's chain, and stands in `rounding`.
+/// equal, A must be exactly 0: such a group must not change the policy. Sums over a group grow with its number of
+/// completions, not with the output's chain; this growth is part of `rounding`.
 void add_advantages(const Tensor& rewards, double eps, Group& group, std::vector<GoldElement>& to) {
   Moments moments;
   for (int64_t i = group.begin; i < group.end; ++i) moments.add(rewards.at(i));
@@ -171,7 +171,7 @@ void add_shared(const Group& group, const std::vector<TokenLoss>& losses, int64_
 }
 
 /// c of one token, where `g` is the upstream gradient over n and `unit` the roundoff of the arithmetic. Values that do
-/// not enter c, a clipped ratio or a kl with weight 0, may be infinite.
+/// not enter c (a clipped ratio, a kl with weight 0) may be infinite.
 GoldElement coefficient(PolicyToken& token, const Branch& branch, const GoldElement& a, double g, double beta,
                         double unit) {
   const double share = std::abs(g) * token.ratio.value;

@@ -28,14 +28,14 @@ void check_product(const IdentityArgs& args, int index, const Factor& x, const F
 void check_zero_rows(const IdentityArgs& args, int index, const std::vector<char>& active);
 
 /// Rows of output `index` are gradients g*(onehot - softmax(logits)), whose elements sum to 0. Emits a residual
-/// "row_sum" per row. The coefficients are those of LogitGradient, summed over the row with sum p = 1. The rest is
-/// bounded by the entropy of a softmax over V columns, and so its mean distance from the maximum, which is at most log
-/// V. `logits` and `grad` are indices of inputs. Rows with active[row] == 0 are left out. A `transform` of the logits
-/// must be linear: then all gradients of a row have the same factor.
-/// `unit`: logarithms of the probabilities p are rounded with this unit roundoff, 0 for not at all. Each is off by at
-/// most unit*|log p|, so the sum of p by no more than sum p^(1 - unit) - 1 <= V^unit - 1, for which the row may be off
-/// by g times that. A log p that is subnormal errs by unit times the smallest normal number of the output's dtype.
-/// `unit_of_dz`: the gradients by the transformed logits are rounded with this one, 0 for not at all.
+/// "row_sum" per row. The coefficients are those of LogitGradient, summed over the row with sum p = 1. The remaining
+/// terms are bounded by the entropy of a softmax over V columns, at most log V, which also bounds the mean distance
+/// from the maximum. `logits` and `grad` are indices of inputs. Rows with active[row] == 0 are left out. A `transform`
+/// of the logits must be linear: then all gradients of a row have the same factor. `unit`: unit roundoff to which the
+/// logarithms of the probabilities p are rounded; 0 for no rounding. Each logarithm is off by at most unit*|log p|, so
+/// the sum of p is off by at most sum p^(1 - unit) - 1 <= V^unit - 1, and the row by g times that. A log p that is
+/// subnormal errs by unit times the smallest normal number of the output's dtype. `unit_of_dz`: unit roundoff to which
+/// the gradients with respect to the transformed logits are rounded; 0 for no rounding.
 void check_row_sums(const IdentityArgs& args, int index, int logits, int grad, const std::vector<char>& active,
                     const LogitTransform& transform, double unit, double unit_of_dz);
 

@@ -71,8 +71,9 @@ struct Distribution {
   }
 };
 
-/// The logarithm of M = beta T + (1-beta) S. M has two positive terms, so its relative error is no larger than the
-/// larger one of theirs, and three roundings. A kernel may add logarithms instead: those of a term round by its share.
+/// The logarithm of M = beta T + (1-beta) S. M has two positive terms, so its relative error is at most the larger of
+/// theirs plus three roundings. A kernel may add logarithms instead; then the rounding of a term's logarithm counts by
+/// the term's share of M.
 GoldElement log_mixture(const Distribution& s, const Distribution& t, size_t v, double beta) {
   const double of_t = beta * t.p[v], of_s = (1 - beta) * s.p[v], m = of_t + of_s;
   if (m == 0) return {-INFINITY, 0, 0};

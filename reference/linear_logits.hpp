@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gold of operators over logits = hidden W^T + bias that are never stored: the logits a chunk of the vocabulary at a
-// time, with their errors, and the products of their gradients with weights and hidden states.
+// Gold of operators over logits = hidden W^T + bias that are never stored as a whole: computes the logits and their
+// errors for one chunk of the vocabulary at a time, and the products of their gradients with weights and hidden states.
 #pragma once
 
 #include <algorithm>
@@ -58,8 +58,8 @@ constexpr Recipe rounds_dz(std::string_view outputs, std::string_view source) {
 /// Arrays have one row per row of the set.
 class LinearLogits {
  public:
-  /// With the recipe logits_in_16_bit the logits are rounded, with product_in_16_bit before the bias is added, too, and
-  /// with dz_in_16_bit their gradients.
+  /// Recipes: logits_in_16_bit rounds the logits, product_in_16_bit also rounds them before the bias is added,
+  /// dz_in_16_bit rounds their gradients.
   LinearLogits(const GoldArgs& args, const LinearInputs& in, const RowSet& set);
 
   int64_t rows() const { return rows_; }
@@ -67,8 +67,8 @@ class LinearLogits {
   int64_t row(int64_t r) const { return set_.at(r); }
   bool left_out(int64_t r) const { return in_.used[size(set_.at(r), 1)] == 0; }
 
-  /// Calls body(r, first, logits) for every row and chunk of the vocabulary, with the transformed logits of the columns
-  /// from `first` on: several rows at once, the chunks of a row in order. Not for rows that are left out.
+  /// Calls body(r, first, logits) for every row that is not left out and every chunk of the vocabulary, with the
+  /// transformed logits of the columns from `first` on. Several rows run at once; the chunks of a row come in order.
   template <class Body>
   void for_each_part(const Body& body) {
     for (int64_t begin = 0; begin < vocab_; begin += chunk_) {
@@ -137,7 +137,7 @@ class LinearLogits {
   static size_t size(int64_t a, int64_t b) { return static_cast<size_t>(a * b); }
 
   /// Computes logits_[rows, chunk] = hidden * weight^T + bias for as many columns of the set as a chunk holds, from its
-  /// begin-th column on; magnitude_ is emit_product's plus |bias|. Returns the number of columns.
+  /// begin-th column on; magnitude_ is emit_product's magnitude plus |bias|. Returns the number of columns.
   int64_t load_chunk(const RowSet& columns, int64_t begin);
 
   TransformedLogit logit(int64_t r, int64_t v) const {
@@ -177,11 +177,11 @@ class LinearLogits {
   void add_product(bool transpose, int64_t m, int64_t k, const std::vector<double>& x, const std::vector<double>& y,
                    double keep, std::vector<double>& out);
 
-  /// Adds the carry and returns the element with its error coefficients. `terms`: how many the sum has. The carry is
-  /// one more exact term: it has no operands with errors, so it is in neither `square` nor `error`. It makes partial
-  /// sums larger by up to its own size, in at most one addition per token, at whichever end it is added. That is growth
-  /// over the chain of tokens. It is not part of the magnitude: dz_in_16_bit rounds the other terms alone, of which sum
-  /// |t| <= sqrt(n sum t^2).
+  /// Adds the carry and returns the element with its error coefficients. `terms`: the number of terms of the sum. The
+  /// carry is one more, exact term: it is in neither `square` nor `error`. It enlarges partial sums by up to its own
+  /// size, in at most one addition per token, wherever the kernel adds it; this counts as growth over the chain of
+  /// tokens. It is not part of the magnitude: dz_in_16_bit rounds only the other terms t, and sum |t| <= sqrt(n sum
+  /// t^2).
   GoldElement finish(int output, int64_t terms, double value, double square, double error, double carry) const;
 
   /// Emits row `row` of output `output` from row `from` of `sums`. `carry`: nullptr for none.
@@ -199,8 +199,8 @@ class LinearLogits {
   std::vector<double> slack_;
 };
 
-/// Emits all gradients: the rows args.rows(outputs.hidden) of that of hidden, and args.rows(outputs.weight) of those of
-/// weight and bias. `prepare(logits)` returns what emit_gradients() takes as gradient_of.
+/// Emits all gradients: of hidden the rows args.rows(outputs.hidden), of weight and bias the rows
+/// args.rows(outputs.weight). `prepare(logits)` returns the gradient_of for emit_gradients().
 template <class Prepare>
 void emit_linear_gradients(const GoldArgs& args, const LinearInputs& in, const LinearOutputs& outputs,
                            const Prepare& prepare) {

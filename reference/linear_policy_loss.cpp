@@ -240,8 +240,8 @@ void leave_edges(const FillArgs& args, const std::vector<double>& logps) {
   }
 }
 
-/// The other tensors of policy_loss, made of the log-probabilities of the targets; these are computed in FP64 from what
-/// is stored, and rounded to multiples of 2^-12, so that their last bits, which depend on the machine, don't matter.
+/// The other tensors of policy_loss, made from the log-probabilities of the targets. The log-probabilities are computed
+/// in FP64 from the stored inputs and rounded to multiples of 2^-12, because their last bits depend on the machine.
 /// Masked tokens hold payloads.
 void refine(const FillArgs& args) {
   const Tensor *const hidden = args.find("hidden"), *const weight = args.find("lm_head_weight");

@@ -76,7 +76,7 @@ class LogitTransform {
   double temperature_, softcap_;
 };
 
-/// The transform in a kernel whose every step makes a tensor of 16 bits, and so does each of its autograd:
+/// The transform in a kernel that stores the result of every step in 16 bits, in the backward pass of autograd, too:
 ///   y = round(x/softcap), t = round(tanh y), c = round(softcap t); z = round(c/temperature)
 ///   d = round(dz); round(d/temperature); round(softcap d), round(d (1 - t^2)), d/softcap, which is the output
 /// A softcap of 0 and a temperature of 1 have no steps. A division by a number may be a product with its reciprocal.

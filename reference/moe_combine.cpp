@@ -104,7 +104,7 @@ void emit_rounded(const GoldArgs& args, int64_t token, std::vector<std::pair<int
 /// Gold of moe_combine.
 ///   in:  x_perm[rows, hidden], positions[batch, seq, topk]: the row of each slot, or -1, weights[batch, seq, topk]
 ///   out: y[batch, seq, hidden] = sum over the slots of a token that have a row of weight times row
-/// Rows at no position and weights of slots without a row are never read; they may hold anything.
+/// Rows that are no slot's position and weights of slots without a row are never read; they may hold anything.
 /// Each product rounds once, or not at all if it is fused with its addition.
 /// Throws InputError for a position outside [-1, rows) and for one that occurs twice.
 void forward(const GoldArgs& args) {

@@ -59,7 +59,8 @@ void forward(const GoldArgs& args) {
 /// Gold of moe_permute's gradient.
 ///   in:  positions[batch, seq, topk], grad_x_perm[rows, hidden]
 ///   out: dx[batch, seq, hidden] = sum over the slots of a token of the row of grad_x_perm at its position
-/// Rows of grad_x_perm at no position are never read; they may hold anything. A token with one position is copied.
+/// Rows of grad_x_perm that are no slot's position are never read; they may hold anything. A token with one position is
+/// copied.
 /// Throws InputError for a position outside [-1, rows).
 /// Source: differentiated by hand; checked by gradient_test.
 void backward(const GoldArgs& args) {

@@ -77,11 +77,19 @@ class Router {
 
   /// The scores of a row of logits. Errors of a softmax are those of LogitGradient.
   std::vector<GoldElement> scores(const std::vector<double>& z) const {
-    if (score == Score::softmax) return softmax(z);
     std::vector<GoldElement> s;
-    for (const double x : z) {
-      const Sigmoid sigmoid(x);
-      s.push_back(score == Score::logit ? GoldElement{x, 0, 0} : GoldElement{sigmoid.value, 0, sigmoid.error});
+    switch (score) {
+      case Score::softmax:
+        return softmax(z);
+      case Score::sigmoid:
+        for (const double x : z) {
+          const Sigmoid sigmoid(x);
+          s.push_back({sigmoid.value, 0, sigmoid.error});
+        }
+        break;
+      case Score::logit:
+        for (const double x : z) s.push_back({x, 0, 0});
+        break;
     }
     return s;
   }
@@ -98,8 +106,9 @@ class Router {
     return p;
   }
 
-  /// Chooses experts. Those that err by less than 1/margin of their distance are in a clear order. Experts with equal
-  /// logits and equal biases are too if `ties`: every kernel gives them equal scores, and the lower index comes first.
+  /// Chooses experts. The order of two experts is clear if their scores err by less than 1/margin of their distance.
+  /// With `ties` the order of experts with equal logits and equal biases is clear, too: every kernel gives them equal
+  /// scores, and the lower index comes first.
   Choice choose(const std::vector<double>& z, const std::vector<double>& bias, double margin, bool ties = true) const;
 
   const Score score;
@@ -214,7 +223,7 @@ std::vector<double> read_bias(const Tensor* bias) {
 ///   ids: the topk largest b of these groups, the largest first; of equal ones the lowest index; NaN comes last
 ///   weights = route_scale s/(sum of the chosen s + norm_eps), or route_scale s without renorm;  score 2: route_scale
 ///             times the softmax of the chosen logits
-/// Throws InputError where two b are closer than they err, so that either could come first.
+/// Throws InputError if two b are closer than their errors, so that either could come first.
 /// Source: DeepSeek-V3, arXiv 2412.19437; gpt-oss for score 2.
 void forward(const GoldArgs& args) {
   const Tensor& logits = args.in(kOfLogits);
@@ -375,8 +384,8 @@ void plant_extremes(const FillArgs& args, int64_t token, int64_t topk, std::vect
   if (token % 6 == 3 && sigmoid && topk < std::ssize(z)) z[nan_at] = std::numeric_limits<double>::quiet_NaN();
 }
 
-/// Changes logits until the choice is clear by a margin. Modes whose values are often equal get equal logits, the
-/// others none: there the lower of two experts loses 1 or more. Where too many experts are to be told apart in 16 bits,
+/// Changes logits until the choice is clear by a margin. In modes whose values are often equal, near experts get equal
+/// logits. In other modes the lower of two near experts loses 1 or more. If 16 bits can't tell so many experts apart,
 /// some logits stay equal.
 void separate(const FillArgs& args, const Router& router, const std::vector<double>& bias, int64_t token,
               Tensor& logits, std::vector<double>& z) {
@@ -396,8 +405,8 @@ void separate(const FillArgs& args, const Router& router, const std::vector<doub
   }
 }
 
-/// Biases that differ clearly, far below 0: a score that is a biased one minus the bias has lost its digits, and 0 is
-/// above every score of an expert that may be chosen.
+/// Biases that differ clearly and lie far below 0. So a kernel that recovers a score as biased score minus bias loses
+/// its digits, and a padding of 0 lies above the biased score of every expert.
 void draw_bias(const FillArgs& args, Tensor& bias) {
   constexpr double kOffset = -1000, kWidth = 4;
   const int64_t experts = bias.count();

@@ -63,8 +63,8 @@ void backward(const GoldArgs& args) {
 }
 
 /// Plants sequences that a random mask would hardly ever have: nothing kept, only the last row, only the first row.
-/// Every fourth sequence stays as drawn. A mask that keeps everything is intended, and stays, as does one that is
-/// given. Rows that are not kept get payloads that must not be read.
+/// Every fourth sequence stays as drawn. A mask that keeps everything is intended and stays; so does a given mask. Rows
+/// that are not kept get payloads that must not be read.
 void refine(const FillArgs& args) {
   Tensor& mask = *args.find("mask");
   const int64_t seq = mask.shape.back();

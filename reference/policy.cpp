@@ -11,8 +11,8 @@
 namespace checkop {
 namespace {
 
-/// The error of exp(x) relative to it, for an x with this error; both are coefficients of u. Where x is `rounded`, that
-/// may be a step of the dtype of the case, which is too large for the first order.
+/// The relative error of exp(x) for an x with this error; both are coefficients of u. If x is `rounded`, its error may
+/// be a step of the dtype of the case, which is too large for a first-order formula.
 double of_exponential(const GoldArgs& args, double rounding, bool rounded) {
   if (!rounded) return rounding;
   return args.recipes.in_units(std::expm1(rounding / args.recipes.in_units(1)));

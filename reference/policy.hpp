@@ -25,7 +25,7 @@ enum PolicyInput : int { kPolicyLogits, kRefLogits, kActionIds, kAttentionMask, 
 ///
 /// In kernels that round to the dtype of the case, by recipe:
 ///   logp_in_16_bit   lp and lr
-///   kl_in_16_bit     every step of kl: d, its exponential, the difference of both, and that minus 1
+///   kl_in_16_bit     every step of kl: d, exp(d), exp(d) - d, and exp(d) - d - 1
 /// Where a rounding may go to either side, E(lp) is a whole step, and E(exp(lp)) = exp(E(lp)) - 1.
 struct PolicyToken {
   SoftmaxRow policy;
@@ -56,7 +56,7 @@ GoldElement policy_coefficient(const PolicyToken& token, double g_ratio, double 
 
 /// Whether a kernel with the active recipes rounds c.
 bool rounds_coefficient(const GoldArgs& args);
-/// c in such a kernel, where `of_ratio` = g_ratio*dratio/dlp:
+/// c in a kernel with these recipes, where `of_ratio` = g_ratio*dratio/dlp:
 ///   kl_in_16_bit                  c = round(of_ratio) - round(round(round(g_kl) e) - round(g_kl)),  e = exp(d) as it
 ///                                 was rounded: each step of autograd makes a 16-bit tensor
 ///   upstream_gradient_in_16_bit   round(c)

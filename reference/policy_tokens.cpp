@@ -112,8 +112,8 @@ PolicyTokens::Token PolicyTokens::token(int64_t i) const {
   return token;
 }
 
-/// The loss without its weight. The branch that a ratio takes near an edge, where both have the same loss, changes
-/// the derivative alone.
+/// The loss without its weight. At an edge both branches have the same loss, so the branch that a ratio near an edge
+/// takes changes only the derivative.
 void PolicyTokens::set_objective(int64_t i, const GoldElement& ratio, const GoldElement& slope, Token& token) const {
   const double low = 1 - attr(kClipLow), high = 1 + attr(kClipHigh), a = in_.advantages.at(i), size = std::abs(a);
   const GoldElement inside = clipped(ratio, low, high);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The losses of PPO and its kin over tokens with log-probabilities: attributes, the loss and its derivatives, generated
-// data. Shared by policy_loss and linear_policy_loss.
+// The losses of PPO and its variants over tokens with log-probabilities: attributes, the loss and its derivatives,
+// generated data. Shared by policy_loss and linear_policy_loss.
 #pragma once
 
 #include <array>
@@ -99,8 +99,8 @@ class PolicyTokens {
       return {sum.value / n, sum.magnitude / n, (sum.rounding + std::abs(sum.value)) / n};
     }
   };
-  /// Loss and KL estimate of a token, their derivatives by its log-probability, and whether its ratio is clipped: 1 or
-  /// 0.
+  /// Loss and KL estimate of a token, their derivatives with respect to its log-probability, and whether its ratio is
+  /// clipped (1 or 0).
   struct Token {
     GoldElement loss{0, 0, 0}, loss_slope{0, 0, 0}, kl{0, 0, 0}, kl_slope{0, 0, 0};
     double loss_attributes = 0, kl_attributes = 0;  ///< roundings that all tokens at one limit share; see TokenMean
@@ -142,9 +142,9 @@ class PolicyTokens {
   double n_active_ = 0, denom_ = 1;
 };
 
-/// The other inputs of a generated batch whose log-probabilities are `logps`, of a policy that has moved since its
-/// tokens were sampled: ratios of which about a third lie beyond a clip of 0.2, some far ones, a reference some way
-/// off, and a rollout that differs by rounding, with outliers.
+/// The other inputs of a generated batch with log-probabilities `logps`. The policy has moved since the tokens were
+/// sampled: about a third of the ratios lie beyond a clip of 0.2, some of them far. The reference differs more, and the
+/// rollout differs by rounding, with outliers.
 void fill_policy_batch(const FillArgs& args, const std::vector<double>& logps);
 /// Masked tokens of these inputs hold payloads.
 void plant_masked_policy_tokens(const FillArgs& args);

@@ -22,8 +22,8 @@ struct Block {
   int64_t leading = 0;
 };
 
-/// Decodes stored rows [first, first + count) at those columns of `columns`, from the begin-th on, that fit into
-/// `block`.
+/// Decodes stored rows [first, first + count) into `block`, at as many columns of `columns`, from the begin-th on, as
+/// fit.
 void gather_columns(const Factor& f, const RowSet& columns, int64_t begin, int64_t first, int64_t count, Block& block) {
   const auto width = static_cast<size_t>(f.columns);
   std::vector<double> row(width), square(width);
@@ -36,8 +36,8 @@ void gather_columns(const Factor& f, const RowSet& columns, int64_t begin, int64
   }
 }
 
-/// Decodes, in parallel, the begin-th and the next n - 1 of `rows` of the operand as it is used: columns of the stored
-/// matrix when transposed.
+/// Decodes in parallel n of the operand's `rows`, from the begin-th on; if the operand is transposed, these are columns
+/// of the stored matrix.
 void decode_rows(const GoldArgs& args, const Factor& f, const RowSet& rows, int64_t begin, int64_t n, Block& block) {
   const int64_t inner = f.transposed ? f.rows : f.columns;
   block.value.resize(static_cast<size_t>(n * inner));

@@ -43,9 +43,9 @@ inline constexpr Recipe tf32_operands(std::string_view outputs) {
           "x = round(x), y = round(y) to 11 bits",
           "cuBLAS with torch.backends.cuda.matmul.allow_tf32, and what is built on it"};
 }
-/// The recipe partials_in_16_bit of a product of k terms that is cut into parts along k. An order that is unrelated to
-/// the values of its terms t makes partial sums that run from 0 to the result c and stray from that line by about the
-/// root of their squares: those of s parts have squares that add up to c^2/s + sum t^2, which is the most for s = 2.
+/// The recipe partials_in_16_bit of a product of k terms that is cut into s parts along k. If the order is unrelated to
+/// the values of the terms t, partial sums run from 0 to the result c and stray from that line by about the root of sum
+/// t^2. The squares of the parts add up to about c^2/s + sum t^2, which is largest for s = 2.
 constexpr Recipe rounds_partials(std::string_view outputs) {
   return {
       kPartials,

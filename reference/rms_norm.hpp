@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Code shared by rms_norm and the operators that contain it: roots of rows, normalised elements, gradients, and what
-// each errs by.
+// Code shared by rms_norm and the operators that contain it: roots of rows, normalised elements, gradients, and their
+// errors.
 #pragma once
 
 #include <algorithm>
@@ -97,12 +97,11 @@ struct NormScratch {
 };
 NormScratch& norm_scratch(int64_t hidden);
 
-/// The gradient of a normalised row by its elements, given that by their weighted values: a - b, a = r gw, b = x r^3 m,
-/// m = mean(gw x). `gw` is a product that rounds once; its `error` is what else it errs by. Element h is passed to
-/// take(h, e).
-/// The relative error of r enters a once and b three times. The error of m is that of its sum, relative to the mean of
-/// |gw x|, with three roundings per term and two of the mean. Products and the difference round; a kernel that scales
-/// the difference by r rounds twice.
+/// The gradient of a normalised row with respect to its elements: a - b, a = r gw, b = x r^3 m, m = mean(gw x). gw is
+/// the gradient of the weighted row times the weights: a product that rounds once; `error` is its other error. Element
+/// h is passed to take(h, e). The relative error of r enters a once and b three times. The error of m is that of its
+/// sum, relative to the mean of |gw x|, with three roundings per term and two of the mean. Products and the difference
+/// round; a kernel that scales the difference by r rounds twice.
 template <class Take>
 void gradient_of_row(const Erring& x, const Erring& gw, const Root& root, const Take& take) {
   const double r = root.value;

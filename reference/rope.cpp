@@ -95,8 +95,9 @@ void backward(const GoldArgs& args) { rotate(args, args.in(1), args.in(0), -1); 
 
 void check_sizes(const CaseSizes& sizes) { validate_rope(sizes.attrs, sizes.dim("head_dim")); }
 
-/// Positions that all sequences share begin behind 0 and grow; of every 16, one is repeated, two change places, and one
-/// is beyond 16 bits. Positions per sequence are likewise, each begins somewhere else, and one is 2^20.
+/// Positions that all sequences share begin after 0 and grow; of every 16, one is repeated, two change places, and one
+/// needs more than 16 bits. Positions per sequence are similar; each sequence begins at another position, and one
+/// position is 2^20.
 void plant_positions(const FillArgs& args) {
   constexpr int64_t kFirst = 11, kPeriod = 16, kFar = 70000, kFarthest = 1 << 20;
   Tensor& shared = *args.find("positions");
@@ -139,9 +140,9 @@ Ramped clamped(double x, double error) {
   return {std::clamp(x, 0.0, 1.0), outside ? 0 : error};
 }
 
-/// How much of a frequency f, which errs by `units`, llama3 keeps: (original_length f/(2 pi) - low)/(high - low). The
-/// turns have f's error and three roundings, those of 2 pi included; the attributes, both differences and the division
-/// round once each.
+/// The share of a frequency f, whose error is `units`, that llama3 keeps: (original_length f/(2 pi) - low)/(high -
+/// low). The turns have f's error and three roundings, those of 2 pi included; the attributes, both differences and the
+/// division round once each.
 Ramped kept_by_llama3(std::span<const double> attrs, double f, double units) {
   const double turns = attrs[kOfOriginalLength] * f / (2 * std::numbers::pi);
   const double low = attrs[kOfLowFreqFactor], high = attrs[kOfHighFreqFactor], width = high - low;
@@ -156,8 +157,8 @@ double pair_of_turns(std::span<const double> attrs, int64_t rotary_dim, double b
          (2 * std::log(attrs[kOfTheta]));
 }
 
-/// How much of frequency i YaRN keeps: 1 - (i - low)/(high - low). Both ends, both differences, the division and the
-/// subtraction from 1 round once.
+/// The share of frequency i that YaRN keeps: 1 - (i - low)/(high - low). Both ends, both differences, the division and
+/// the subtraction from 1 round once.
 Ramped kept_by_yarn(std::span<const double> attrs, int64_t rotary_dim, double i) {
   double low = pair_of_turns(attrs, rotary_dim, attrs[kOfBetaFast]),
          high = pair_of_turns(attrs, rotary_dim, attrs[kOfBetaSlow]);

@@ -98,8 +98,8 @@ class Rotation {
   std::vector<Frequency> frequencies_;
 };
 
-/// Rotations with roundings to 16 bits: of the table, of the products with it, or of both. Without the rounding of the
-/// table an angle error of d moves the sine and the cosine by at most d.
+/// Rotations with roundings to 16 bits: of the table of sines and cosines, of the products with it, or of both. Without
+/// the rounding of the table an angle error of d moves the sine and the cosine by at most d.
 class RoundedRotation {
  public:
   RoundedRotation(const GoldArgs& args, int output, const Rotation& rotation)
@@ -133,7 +133,7 @@ class RoundedRotation {
   const bool table_, products_;
 };
 
-/// A row turned by `turns`, those of its position: element(column) before, take(column, e) after. Columns from
+/// Turns a row by `turns`, the angles of its position: reads element(column), emits take(column, e). Columns from
 /// rotary_dim on stay as they are. An angle error of d moves y_low by |y_low (cos d - 1) +- y_high sin d| <= (|y_low| +
 /// |y_high|) d for every d.
 template <class Element, class Take>

@@ -39,8 +39,8 @@ struct Lengths {
 constexpr std::array<Lengths, 9> kKinds{
     {{0, 0}, {kLong, kLong}, {0, 5}, {0, 0}, {1, kLong}, {kLong, 33}, {2, kLong}, {33, 0}, {kLong, 1}}};
 
-/// Bounds of `sequences` sequences whose lengths are those of their kinds, where long ones share what is left of
-/// `tokens`. Lengths that together would need more than half of the tokens are 0.
+/// Bounds of `sequences` sequences. Each kind of sequence has its length; long sequences share the rest of `tokens`. If
+/// the fixed lengths together need more than half of the tokens, they are 0.
 SequenceBounds drawn(const FillArgs& args, std::string_view stream, int64_t sequences, int64_t tokens,
                      int64_t Lengths::*side) {
   std::vector<int64_t> lengths;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sequences of different lengths that lie one after the other in a tensor of tokens: where each begins, which lengths
-// generated inputs have, and attention sequence by sequence. Rows behind the last sequence are no sequence's.
+// Sequences of different lengths that lie one after the other in a tensor of tokens: where each begins, the lengths in
+// generated inputs, and attention sequence by sequence. Rows behind the last sequence belong to none.
 #pragma once
 
 #include <functional>

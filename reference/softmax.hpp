@@ -25,8 +25,8 @@ inline constexpr double kFlushUnits = 0x1p-102;
 /// only be expressed as part of a magnitude (see linear_logp.cpp) counts as 1/6 of a growth.
 inline constexpr double kLeastGrowth = 6;
 
-/// Error coefficients of logits, as those of GoldRows, and how far rounded ones may be off; nullptr: zeros, as for
-/// logits that are inputs.
+/// Error coefficients of logits, like those of GoldRows, and how far rounded logits may be off. nullptr means zeros,
+/// for logits that are inputs.
 struct LogitErrors {
   const double *magnitude = nullptr, *rounding = nullptr, *slack = nullptr;
 };
@@ -63,9 +63,9 @@ inline GoldElement selected_logp(const SoftmaxRow& row, const GoldElement& z) {
           z.rounding + row.lse_rounding() + std::abs(below) + std::abs(value)};
 }
 
-/// dz = g*(selected - p), p = exp(z - lse): the upstream gradient g times the derivative of logp by the logit z.
-/// The error of p is p times that of its exponent, whether this is z - lse, or z - max with exp divided by the sum. 1 -
-/// p and the product with g round once each; a p that is flushed to zero is missing entirely.
+/// dz = g*(selected - p), p = exp(z - lse): the upstream gradient g times the derivative of logp with respect to the
+/// logit z. The error of p is p times the error of its exponent, for z - lse as well as for z - max with exp divided by
+/// the sum. 1 - p and the product with g round once each; a p that is flushed to zero is missing entirely.
 class LogitGradient {
  public:
   LogitGradient(const SoftmaxRow& row, double g)
@@ -94,7 +94,7 @@ inline double lse_slack(const ActiveRecipes& recipes, int output, const SoftmaxR
   return row.slack == 0 ? 0 : recipes.of_errors(output, row.slack_square, row.slack) / row.sum;
 }
 
-/// LogitGradient in a kernel that rounds on the way:
+/// LogitGradient in a kernel that rounds intermediate values:
 ///   to rounded logits, each off by `slack`: dz = g*(selected - exp(z - lse)) has their errors
 ///   to a rounded log-probability: dz = g*(selected - exp(round(z - lse)))
 class RoundedLogitGradient {

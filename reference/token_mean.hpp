@@ -11,8 +11,8 @@
 
 namespace checkop {
 
-/// Coefficient of u for a sum of n terms whose partial sums are at most 1: a rounding for each addition, or lambda 6
-/// standard deviations of them for a chain of 1024 at most, whichever is less.
+/// Coefficient of u for a sum of n terms whose partial sums are at most 1: one rounding for each addition, or 6
+/// standard deviations (lambda) of the roundings of a chain of at most 1024, whichever is less.
 inline double units_of_sum(double n) { return std::min(n, 6 * std::sqrt(std::min(n, 1024.0))); }
 
 /// A sum, and how large its partial sums are: the root of the mean of their squares. An addition errs by u times the
@@ -27,8 +27,8 @@ class PartialSums {
 
   double sum() const { return sum_; }
 
-  /// In the order of the terms or from the last to the first, whichever is larger. For an order that has nothing to do
-  /// with the terms the mean square is sum^2/3 + squares/6, and squares/6 is how far it strays from a steady growth.
+  /// Partial sums in the order of the terms or in reverse, whichever are larger. In an order unrelated to the terms
+  /// their mean square is sum^2/3 + squares/6, where squares/6 measures how far they stray from steady growth.
   double size() {
     if (terms_.empty()) return 0;
     const auto n = static_cast<double>(terms_.size());
@@ -38,8 +38,8 @@ class PartialSums {
   }
 
  private:
-  /// Roundings of equal terms to sums of one power of two are equal. So m of them may add up: to three eighths of m u
-  /// times the sum, which is a fifth of m times what 6/sqrt(3) standard deviations of one are.
+  /// Adding equal terms to sums of one binade rounds equally each time. So m such roundings may add up, to three
+  /// eighths of m u times the sum; that is a fifth of m times 6/sqrt(3) standard deviations of one rounding.
   double repetition() {
     std::sort(terms_.begin(), terms_.end(), [](double a, double b) { return std::strong_order(a, b) < 0; });
     const auto n = static_cast<double>(terms_.size());

@@ -81,8 +81,8 @@ void validate(const CaseSizes& sizes) {
   }
 }
 
-/// Far from 0, so that a variance taken as the mean of squares minus the square of the mean has lost digits. Masked
-/// elements hold payloads.
+/// Values far from 0, so that a variance computed as the mean of squares minus the square of the mean loses its digits.
+/// Masked elements hold payloads.
 void refine(const FillArgs& args) {
   constexpr double kOffset = 2048;
   Tensor& x = *args.find("x");

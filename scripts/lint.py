@@ -40,12 +40,22 @@ PRINTING = re.compile(r"\bstd::(cout|cerr|clog)\s*<<|\b[fv]?printf\s*\(|\bf?puts
 # worker/child.cpp, worker/rank_server.cpp: separate processes, which report fatal errors on stderr.
 MAY_PRINT = re.compile(r"^src/(cli/.*|session/.*|report/.*|worker/(child|rank_server)\.cpp)$")
 ATOMIC = re.compile(r"\batomic[A-Z]\w*\s*\(|\bcuda::atomic|\bstd::atomic|\"[^\"]*\b(?:red|atom)\.[a-z]")
-# Calls whose strings are told to the user. JsonValue::fail() is one, and lambdas of this name do the same.
-TELLS = {"InputError", "EnvironmentError", "fail"}
-# No test can bring about what these say.
-TELLS_UNTESTED = ("src/device/cuda_", "src/device/nccl_comm.", "src/worker/mpi.cpp")  # a fault of the GPU or of MPI
+# Calls whose strings are told to the user: errors of the input and the machine, how a candidate or its process ended,
+# what a native kernel refuses. JsonValue::fail() is one, and lambdas of this name do the same.
+TELLS = {"InputError", "EnvironmentError", "fail", "Stopped", "Failure", "WireError", "ProcessEnded", "DeviceError",
+         "OutOfMemory", "Refusal", "OtherIntegers", "refuse"}
+# Files that print nearly all of their strings: the reasons of verdicts, and lines of the terminal.
+TELLS_ALL = ("src/judge/verdict.cpp", "src/judge/diagnosis.cpp", "src/judge/trivial.cpp", "src/case/axes.cpp",
+             "src/report/vacuity.cpp", "src/report/certificate.cpp", "src/session/control.cpp")
+# No test here can bring about what these say: a fault of the GPU or of MPI; kernels that only a GPU runs.
+TELLS_UNTESTED = ("src/device/cuda_", "src/device/nccl_comm.", "src/worker/mpi.cpp")
+UNTESTED_CODE = (".cu", ".cuh")
+# Of these files only errors of the input and the machine count. The rest tells of a plugin's process that breaks the
+# protocol, which the shipped program never does.
+TELLS_ERRORS = ("src/plugin_host/", "src/run/plugin_host.cpp")
+ERRORS = {"InputError", "EnvironmentError"}
 TOKEN = re.compile(r'R"\((?P<raw>.*?)\)"|"(?P<plain>(?:\\.|[^"\\\n])*)"|(?P<name>[A-Za-z_]\w*)|'
-                   r"'(?:\\.|[^'\\\n])'|\S", re.S)
+                   r"'(?:\\.|[^'\\\n])'|::|\S", re.S)
 ESCAPES = {"n": "\n", "t": "\t"}
 UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX")) + r")\b")
 TABLE_LINE = re.compile(r"^extern const Operator k\w+;\s*//\s*(\w+)\.cpp")
@@ -189,31 +199,60 @@ def check_lines(path, text):
 
 
 class Literal(NamedTuple):
-    text: str  # of neighbouring strings, joined
+    text: str  # of neighbouring strings, joined; {} for what stands between two with `+`
     statement: int  # how many semicolons stand before it
-    told: int  # the line of the call that tells it to the user, 0 if none does
+    line: int
+    told: str  # the call that tells it to the user; "" for none
+
+
+class Bracket:
+    """An open bracket, and the string that is being read in it."""
+
+    def __init__(self, name, line):
+        self.name, self.line = name, line  # of the call
+        self.parts, self.in_operand = [], False  # whether a `+` has come after the last part
+
+    def add(self, text, line):
+        if not self.parts:
+            self.begin = line
+        self.parts.append("{}" + text if self.in_operand else text)
+        self.in_operand = False
+
+    def goes_on(self, token):
+        """Whether the string may have further parts after this token of the same bracket."""
+        if token == "+":
+            self.in_operand = True
+        return self.in_operand and token not in (",", ";", "?", ":", "<<")
 
 
 def literals(text):
     """The strings of C++ code."""
     code = without_comments(text)
     line_of = lambda at: code.count("\n", 0, at) + 1
-    found, calls, held, last, statement = [], [], [], None, 0
+    found, open_brackets, last, statement = [], [Bracket("", 0)], "", 0
+
+    def end(bracket):
+        if bracket.parts and not any(each.name == "static_assert" for each in open_brackets):
+            call = next((each for each in open_brackets if each.name in TELLS), None)
+            found.append(Literal("".join(bracket.parts), statement, call.line if call else bracket.begin,
+                                 call.name if call else ""))
+        bracket.parts, bracket.in_operand = [], False
+
     for token in TOKEN.finditer(code):
+        bracket = open_brackets[-1]
         if token["raw"] is not None or token["plain"] is not None:
-            held.append(token["raw"] if token["plain"] is None else
-                        re.sub(r"\\(.)", lambda escape: ESCAPES.get(escape[1], escape[1]), token["plain"]))
+            bracket.add(token["raw"] if token["plain"] is None else
+                        re.sub(r"\\(.)", lambda escape: ESCAPES.get(escape[1], escape[1]), token["plain"]),
+                        line_of(token.start()))
             continue
-        if held:
-            told = next((line_of(call.start()) for call in calls if call and call["name"] in TELLS), 0)
-            found.append(Literal("".join(held), statement, told))
-            held = []
+        if bracket.parts and (token[0] in ")]}" or not bracket.goes_on(token[0])):
+            end(bracket)
         if token[0] in "([{":
-            calls.append(last)
-        elif token[0] in ")]}" and calls:
-            calls.pop()
+            open_brackets.append(Bracket(last, line_of(token.start())))
+        elif token[0] in ")]}" and len(open_brackets) > 1:
+            open_brackets.pop()
         statement += token[0] == ";"
-        last = token
+        last = token[0]
     return found
 
 
@@ -232,31 +271,44 @@ def texts_of_tests(files):
 
 
 def is_shown(message, texts):
-    """Whether a line of `texts` has all of the format string `message`, with anything for its {}."""
-    parts = [part.replace("\1", "{").replace("\2", "}")
-             for part in re.split(r"\{[^{}]*\}", message.strip().replace("{{", "\1").replace("}}", "\2"))]
-    longest = max(parts, key=len)
-    pattern = re.compile(".*?".join(map(re.escape, parts)))
-    at = texts.find(longest)
-    while at >= 0:
-        end = texts.find("\n", at)
-        end = end if end >= 0 else len(texts)
-        if pattern.search(texts, texts.rfind("\n", 0, at) + 1, end):
-            return True
-        at = texts.find(longest, end)
-    return False
+    """Whether for every line of the format string `message` a line of `texts` has all of it, with anything for its {}."""
+    for line in message.strip().split("\n"):
+        parts = [part.replace("\1", "{").replace("\2", "}")
+                 for part in re.split(r"\{[^{}]*\}", line.strip().replace("{{", "\1").replace("}}", "\2"))]
+        longest = max(parts, key=len)
+        at = texts.find(longest)
+        while at >= 0:
+            begin, end = texts.rfind("\n", 0, at) + 1, texts.find("\n", at)
+            end = end if end >= 0 else len(texts)
+            for part in parts:  # each behind the one before it
+                begin = texts.find(part, begin, end)
+                if begin < 0:
+                    break
+                begin += len(part)
+            if begin >= 0:
+                break
+            at = texts.find(longest, end)
+        else:
+            return False
+    return True
 
 
 def check_messages(files):
-    """Every sentence of an error occurs in a test, so that somebody has read it as it is printed."""
+    """Every sentence of an error or a verdict occurs in a test, so that somebody has read it as it is printed."""
     texts = texts_of_tests(files)
     for path, text in sorted(files.items()):
-        if not path.startswith(("src/", "reference/")) or not path.endswith(CODE) or path.startswith(TELLS_UNTESTED):
+        if not path.startswith(("src/", "reference/", "kernels/")) or not path.endswith(CODE):
+            continue
+        if path.startswith(TELLS_UNTESTED) or path.endswith(UNTESTED_CODE):
             continue
         for literal in literals(text):
             words = re.findall(r"[A-Za-z]{2,}", re.sub(r"\{[^{}]*\}", " ", literal.text))
-            if literal.told and len(words) > 1 and not is_shown(literal.text, texts):
-                yield Finding(path, literal.told, "message", f"no test shows '{literal.text.strip()}'; add the command that "
+            if literal.told:
+                told = len(words) > 1 and (literal.told in ERRORS or not path.startswith(TELLS_ERRORS))
+            else:
+                told = len(words) > 2 and " " in literal.text and path in TELLS_ALL
+            if told and not is_shown(literal.text, texts):
+                yield Finding(path, literal.line, "message", f"no test shows '{literal.text.strip()}'; add the command that "
                               "prints it to tests/data/messages/, or a test that compares the whole message")
 
 
@@ -326,7 +378,7 @@ def read_tree(root):
 HEAD = "// SPDX-License-Identifier: Apache-2.0\n// What this file is for.\n"
 CLEAN = {
     LAYERS_FILE: "# SPDX-License-Identifier: Apache-2.0\n# The folders of src/.\n"
-                 "set(CHECK_OPERATOR_LAYERS base abi operator contract device run judge report session cli)\n",
+                 "set(CHECK_OPERATOR_LAYERS base abi operator contract device plugin_host run judge report session cli)\n",
     "src/device/device.cpp": HEAD + '#include "base/error.hpp"\n#ifdef CHECK_OPERATOR_CUDA\n#endif\n',
     "src/device/cuda_device.cpp": HEAD + "#include <cuda_runtime_api.h>\n",
     "src/base/error.hpp": HEAD,
@@ -342,8 +394,16 @@ CLEAN = {
     "kernels/logp/cuda.cu": HEAD + '#include "cuda/common.cuh"\n#include "check_operator.h"\n'
                                    "// order-free: integers commute\natomicAdd(&n, 1);\n",
     "src/contract/reader.cpp": HEAD + 'throw InputError(path, fmt::format("has {} rules, "\n    "{{{}}} at most", n), "remove one");\n'
-                               'json.fail("one rule", hint); log("never shown");\n',
+                               'json.fail("one rule", hint); log("never shown");\n'
+                               'static_assert(n > 1, "the reader needs two"); '
+                               'throw WireError("byte " + std::to_string(n) + (n ? "" : "?") + " is missing");\n',
+    "src/judge/verdict.cpp": HEAD + 'text += ": not one of them"; key = "two words";\n',
+    "kernels/logp/native.cpp": HEAD + 'throw Refusal(kFailed, std::string(name) + ": no data in " + where + "!");\n',
+    "kernels/logp/cuda_sm90.cu": HEAD + 'throw Refusal(kFailed, "only a GPU says this");\n',
+    "src/plugin_host/main.cpp": HEAD + 'throw WireError("never sent by us");\n',
     "tests/unit/contract/reader_test.cpp": HEAD + 'EXPECT_EQ(said, "c.json: has 7 rules, {3} at most" + end + "; remove one");\n',
+    "tests/unit/judge/verdict_test.cpp": HEAD + 'EXPECT_EQ(said, "byte 7 is missing: not one of them");\n'
+                                         'EXPECT_EQ(said, "x: no data in " + path + "!");\n',
     "tests/data/messages/contracts.txt": "c.json: expected one rule, got 2\n",
     "src/sdk/init/rms_norm.cu": "#include <cuda_runtime.h>\n",
     "scripts/x.sh": "#!/bin/bash\n# SPDX-License-Identifier: Apache-2.0\n# What this script is for.\n",
@@ -377,6 +437,11 @@ VIOLATIONS = (
     ("message", "src/contract/reader.cpp", HEAD + 'throw InputError(path, fmt::format("has {} rules, one is the most", n));\n'),
     ("message", "src/cli/main.cpp", HEAD + 'throw EnvironmentError("no GPU");\n'),
     ("message", "reference/logp.cpp", HEAD + 'json.fail("two rules", hint);\n'),
+    ("message", "kernels/logp/native.cpp", HEAD + 'throw Refusal(kFailed, "no data in " + where + "?");\n'),
+    ("message", "kernels/logp/native.cpp", HEAD + 'refuse((n ? "" : "x: ") + words + " or no data", kFailed);\n'),
+    ("message", "src/run/stage.cpp", HEAD + 'throw Stopped{RunStatus::failed, fmt::format("{} gave up", what)};\n'),
+    ("message", "src/plugin_host/main.cpp", HEAD + 'throw InputError(path, "no plugin", "");\n'),
+    ("message", "src/judge/verdict.cpp", HEAD + 'text += ": none of them";\n'),
     ("message", "tests/data/messages/contracts.txt", None),
     ("nan-compare", "src/judge/compare.cpp", HEAD + "if (error > bound) ++bad;\n"),
     ("nan-compare", "src/judge/compare.cpp", HEAD + "if (std::abs(a - b) > gate.atol) ++bad;\n"),

@@ -2,7 +2,7 @@
 // adamw / native: CPU, element by element in fp32.
 //   g = grad grad_scale;  m' = beta1 m + (1 - beta1) g;  v' = beta2 v + (1 - beta2) g^2
 //   master' = master (1 - lr weight_decay) - lr (m' / (1 - beta1^step)) / (sqrt(v' / (1 - beta2^step)) + eps)
-//   param = master' rounded.   found_inf other than 0: all stay as they are.
+//   param = master' rounded.   If found_inf is not 0: nothing changes, and param = master rounded.
 //   master, m, v, master_out, m_out, v_out: [numel] fp32   grad, param: [numel] fp32|bf16|fp16
 //   grad_scale, found_inf: [1] fp32, optional
 //   Limits: contiguous.   Expected error: a few roundings of fp32; bias corrections are computed in fp64.

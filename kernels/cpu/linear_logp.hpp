@@ -24,8 +24,8 @@ struct RowStates {
   std::vector<float> target_logits;
 };
 
-/// Row states over columns [from, to) of this part of the vocabulary. A target logit is 0 where the target is not among
-/// the columns.
+/// Row states over columns [from, to) of this part of the vocabulary. The target logit is 0 if the target is in none of
+/// these columns.
 inline RowStates row_states(const LinearLogpParams& p, int64_t from, int64_t to, float* z) {
   RowStates states{{}, std::vector<float>(size(p.rows))};
   std::vector<Tree<SumExp, MergeSumExp>> trees(size(p.rows));
@@ -86,8 +86,7 @@ inline void carry_chunk_weight_gradient(const LinearLogpParams& p, int64_t first
   });
 }
 
-/// Stores the chunk's rows of dW and, if there is a bias, its elements of dbias; with what was carried, if anything
-/// was.
+/// Stores the chunk's rows of dW and, if there is a bias, its elements of dbias. Adds the carries if the call has them.
 inline void store_chunk_weight_gradient(const LinearLogpParams& p, int64_t first, int64_t columns, const float* dz,
                                         const checkop_call& c) {
   if (is_carried(c)) return carry_chunk_weight_gradient(p, first, columns, dz, c);

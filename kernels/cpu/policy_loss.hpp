@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The losses of PPO and its kin over tokens, in fp32; policy_loss / native has the formulas. Nothing of a masked token
-// is read.
+// The losses of PPO and its variants over tokens, in fp32; policy_loss / native has the formulas. Nothing of a masked
+// token is read.
 #pragma once
 
 #include "cpu/native.hpp"

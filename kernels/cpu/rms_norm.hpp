@@ -10,8 +10,8 @@ inline float inverse_rms(const float* x, int64_t n, float eps) {
   return 1.0f / std::sqrt(dot(x, x, n) / static_cast<float>(n) + eps);
 }
 
-/// gw[h] becomes s (gw - x s^2 c),  c = mean_h(gw x),  s = inverse_rms(x): the gradient of a normalised row, given that
-/// of its weighted elements times their weights.
+/// gw[h] becomes s (gw - x s^2 c), c = mean_h(gw x), s = inverse_rms(x): the gradient of a normalised row. On entry gw
+/// holds the gradient of the weighted row times the weights.
 inline void normalised_row_gradient(const float* x, float s, int64_t n, float* gw) {
   const float c = dot(gw, x, n) / static_cast<float>(n) * s * s;
   for (int64_t h = 0; h < n; ++h) gw[h] = s * (gw[h] - x[h] * c);
@@ -19,8 +19,8 @@ inline void normalised_row_gradient(const float* x, float s, int64_t n, float* g
 
 constexpr int64_t kNormRowBlock = 64;  // rows in one partial sum of a weight's gradient: a chain of 64, then the tree
 
-/// Stores the sum over rows r of what add(r, begin, end, sum) adds to sum[0 ... end - begin) for columns [begin, end).
-/// Threads divide the columns. A column's sum goes over the rows in the same order in any thread.
+/// Sums over rows: calls add(r, begin, end, sum) for every row r, which adds row r's columns [begin, end) to sum[0 ...
+/// end - begin), then stores the sums. Threads divide the columns; every thread takes the rows in the same order.
 template <class Add>
 void store_row_sums(const checkop_tensor& to, int64_t rows, int64_t columns, Add add) {
   parallel_for(columns, 2 * rows * columns, [&](int64_t begin, int64_t end) {

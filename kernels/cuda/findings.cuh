@@ -72,8 +72,8 @@ static __global__ __launch_bounds__(kSearchThreads) void find_bad_index(const in
   }
 }
 
-/// The message about a bad element that Findings reported as its first number; CHECKOP_OK if there is none. Indices lie
-/// in [first, end), where `first` is 0, or -1 if an index may be absent.
+/// Refuses the call if Findings found a bad element (its first number); otherwise CHECKOP_OK. Indices lie in [first,
+/// end); `first` is 0, or -1 if an index may be absent.
 template <int n>
 checkop_status refuse_bad_index(const checkop_call* call, const Findings<n>& findings, const int32_t* indices,
                                 int64_t first, int64_t end, const char* name) {

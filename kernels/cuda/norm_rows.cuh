@@ -8,7 +8,7 @@
 //
 // An operator Op is copied to the device, with
 //   kForwardInputs, kForwardOutputs, kBackwardInputs, kBackwardOutputs: numbers of tensors with rows
-//   keep(in)                               what both sweeps over a row need of an element and costs most
+//   keep(in)                               the costly values of an element that both sweeps over a row need
 //   weight(w), normalised(in, kept)        w and s
 //   forward(in, kept, s, n, w, out)        the outputs of an element
 //   gradient(in, kept)                     g

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of pointwise operators: each element is computed independently, from `n_in` tensors to `n_out` of the same
-// shape.
+// Kernels of pointwise operators: each element of `n_out` tensors is computed independently from `n_in` tensors of the
+// same shape.
 #pragma once
 
 #include "cuda/group.cuh"

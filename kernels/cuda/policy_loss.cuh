@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The losses of PPO and its kin over tokens, in fp32, and their derivatives; policy_loss / native has the formulas.
-// Nothing of a masked token is read. Every sum has an order that depends on the number of its terms alone.
+// The losses of PPO and its variants over tokens, in fp32, and their derivatives; policy_loss / native has the
+// formulas. Nothing of a masked token is read. Every sum has an order that depends on the number of its terms alone.
 #pragma once
 
 #include "cpu/policy_loss.hpp"
@@ -22,8 +22,8 @@ struct PolicyBatch {
   int64_t tokens() const { return sequences * seq; }
 };
 
-/// Of the active tokens of a sequence: their number, the mean of logps - old_logps where the ratio is the sequence's,
-/// the sum of old_logps - rollout_logps where the weight is.
+/// Sums over the active tokens of a sequence: their number; the mean of logps - old_logps if the sequence has one
+/// ratio; the sum of old_logps - rollout_logps if it has one weight.
 struct Sequence {
   float n, mean_log_ratio, mismatch;
 };

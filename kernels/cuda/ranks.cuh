@@ -22,8 +22,8 @@ inline void require(cudaError_t error, const char* doing) {
                         std::string(doing) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
 }
 
-/// Runs an exchange between all ranks on the call's stream: calls enqueue(), which makes NCCL calls, as one group.
-/// Returns when all of them are on the stream; the communicator may be non-blocking.
+/// Runs an exchange between all ranks on the call's stream: calls enqueue(), whose NCCL calls form one group. Returns
+/// when all of them are on the stream; the communicator may be non-blocking.
 template <class Enqueue>
 void exchange(const checkop_call& c, const char* doing, Enqueue&& enqueue) {
   const auto comm = static_cast<ncclComm_t>(c.comm);

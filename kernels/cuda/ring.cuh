@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies from global to shared memory that a thread has in flight while it computes, and a ring of slots for them.
 //
-// Memory-bound kernels need about 32 KiB in flight per SM of an H200 all the time. Loads to registers do not get there:
-// they wait for their first use, and while the thread computes, nothing is in flight.
+// Memory-bound kernels need about 32 KiB in flight per SM of an H200 all the time. Loads to registers do not achieve
+// this: a thread waits for them at their first use, and nothing is in flight while it computes.
 #pragma once
 
 #include <algorithm>

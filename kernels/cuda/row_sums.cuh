@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of exponentials of a row of logits, in parts, for the candidates that never have a whole row at once.
-// A Sum is {max, sum}: the sum of exp(z - exp_shift(max)).
+// Sums of exponentials of a row of logits, in parts, for candidates that never hold a whole row. A Sum is {max, sum}:
+// the sum of exp(z - exp_shift(max)).
 #pragma once
 
 #include "cuda/common.cuh"

@@ -8,8 +8,8 @@ namespace checkop::kernels {
 
 constexpr int kCopyThreads = 256;  // eight warps, one row each
 
-/// Row r of `to` becomes row from[r] of `source`, which has `n_source` rows, or zeros if from[r] is not one of them. A
-/// warp per row. Word: 16 bytes if rows start at multiples of 16 bytes, otherwise an element.
+/// Row r of `to` becomes row from[r] of `source`, or zeros if from[r] is not in [0, n_source). A warp per row. Word: 16
+/// bytes if rows start at multiples of 16 bytes, otherwise an element.
 template <typename Word>
 __global__ __launch_bounds__(kCopyThreads) void copy_rows(const Word* __restrict__ source, int64_t n_source,
                                                           const int64_t* __restrict__ from, int64_t rows, int64_t words,

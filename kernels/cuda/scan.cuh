@@ -20,8 +20,8 @@ __device__ I warp_sum_up_to(I x) {
 
 constexpr int kScanThreads = kWarp * kWarp;  // a warp adds up the sums of all warps
 
-/// Sum over the threads before this one of a block of kScanThreads; `total` becomes that of all. All threads must call,
-/// with a barrier between two calls that share `of_warp`.
+/// Exclusive prefix sum over the threads of a block of kScanThreads; `total` becomes the sum over all threads. All
+/// threads must call, with a barrier between two calls that share `of_warp`.
 template <typename I>
 __device__ I block_sum_before(I own, I (&of_warp)[kWarp], I& total) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;

@@ -20,8 +20,8 @@ inline unsigned slot_blocks(int64_t count) {
 /// Positions that are out of range count as -1 here; an IndexCheck refuses them.
 __device__ inline bool is_row(int64_t position, int64_t n_rows) { return position >= 0 && position < n_rows; }
 
-/// to[t, :] = the sum over the slots of token t that have a row of weight times row, or without `weighted` of the row.
-/// A thread adds a group of columns in fp32, one slot after another, and rounds once.
+/// to[t, :] = the sum of weight * row, or of the rows if not `weighted`, over the slots of token t that have a row. A
+/// thread adds a group of columns in fp32, one slot after another, and rounds once.
 ///   from: [n_rows, hidden]   positions, weights: [tokens, topk]   to: [tokens, hidden]
 template <typename T, bool weighted>
 __global__ __launch_bounds__(kSlotThreads) void sum_slot_rows(const T* __restrict__ from, int64_t n_rows,

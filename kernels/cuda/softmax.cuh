@@ -68,8 +68,8 @@ __device__ Group<T> load_ragged(const T* __restrict__ row, int64_t first, int64_
   return {bit_cast<uint4>(pack)};
 }
 
-/// A row in steps: in each one a thread takes kGroups groups, blockDim.x groups apart. Whole groups of an aligned row
-/// come through the ring, others are loaded when they are needed.
+/// Divides a row into steps. In a step a thread takes kGroups groups that lie blockDim.x groups apart. Whole groups of
+/// an aligned row come through the ring; other groups are loaded when they are needed.
 template <typename T>
 class RowSteps {
  public:
@@ -107,8 +107,9 @@ class RowSteps {
   int64_t vocab_, n_whole_;
 };
 
-/// Calls f(groups, step) for the steps of a row in ascending order. The ring then has the last steps. `fetched`: it has
-/// the first steps already. If the row `next` is given, the ring then has its first steps instead.
+/// Calls f(groups, step) for the steps of a row in ascending order. `fetched`: the ring already holds the row's first
+/// steps. At the end the ring holds the first steps of the row `next` if one is given, otherwise the last steps of this
+/// row.
 template <typename T, typename F>
 __device__ void for_each_step(StepRing& ring, const RowSteps<T>& row, F&& f, bool fetched = false,
                               const RowSteps<T>* next = nullptr) {
@@ -130,8 +131,8 @@ __device__ void for_each_step(StepRing& ring, const RowSteps<T>& row, F&& f, boo
   }
 }
 
-/// The same for a row of which the ring has the last steps: these first, then the others from the last to the first,
-/// because the latest ones read are still in L2.
+/// The same for a row whose last steps are in the ring. These come first, then the other steps in descending order,
+/// because the steps that were read last are still in L2.
 template <typename T, typename F>
 __device__ void for_each_step_again(StepRing& ring, const RowSteps<T>& row, F&& f) {
   const int64_t count = row.count(), slots = ring.slots();
@@ -207,9 +208,9 @@ __device__ Partial reduce_row(StepRing& ring, const RowSteps<T>& row, const Tran
   return {max, sum};
 }
 
-/// dx = grad*(onehot(target) - softmax(z)) dz/dx of one row of logits x, which the transform makes z, where `total` is
-/// the result of reduce_row() and the ring is as that leaves it. p = exp(z - max)/sum, not exp(z - lse): a large lse
-/// would be rounded.
+/// dx = grad*(onehot(target) - softmax(z)) dz/dx for one row of logits x, with z = transform(x). `total` is the result
+/// of reduce_row(), which must have run last: the ring still holds its last steps. p = exp(z - max)/sum, not exp(z -
+/// lse): a large lse would be rounded.
 template <typename T, typename Transform = NoTransform>
 __device__ void write_gradient(StepRing& ring, const RowSteps<T>& row, const Partial& total, float grad, int64_t target,
                                T* __restrict__ dx, const Transform& transform = {}) {

@@ -52,8 +52,8 @@ __global__ __launch_bounds__(kThreads) void find_ranges(const unsigned* __restri
   if (i + 1 == tokens || ids[i + 1] != ids[i]) ranges[ids[i]].y = static_cast<unsigned>(i + 1);
 }
 
-/// Adds the gradients of sorted tokens [begin, end) to `sum`, in that order, for a thread's group of columns at
-/// `column`.
+/// Adds the gradients of sorted tokens [begin, end), in that order, to `sum`: the thread's group of columns, which
+/// begins at `column`.
 template <typename T>
 __device__ void add_gradients(const T* __restrict__ grad, const unsigned* __restrict__ tokens, int64_t begin,
                               int64_t end, int64_t column, int64_t hidden, bool aligned,
@@ -193,8 +193,8 @@ struct WorkspaceLayout {
     bytes = scratch + padded(scratch_bytes);
   }
 
-  /// Stable radix sort by as many bits as the largest key, vocab, has. Without scratch it only returns the bytes it
-  /// needs.
+  /// Stable radix sort by the bits of the largest key, vocab. If `scratch` is null, only returns the bytes of scratch
+  /// that it needs.
   static cudaError_t sort(void* scratch, size_t& scratch_bytes, Sorted from, Sorted to, const EmbeddingShape& shape,
                           cudaStream_t stream) {
     int bits = 1;

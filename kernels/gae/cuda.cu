@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // gae / cuda: one warp per sequence, one scan in fp32 from the last unmasked token to the first; portable CUDA.
 //   A = r + gamma * V' - V + gamma * lambda * A', with A' and V' of the next unmasked token; after the last one 0 and
-//   last_values, or 0;  returns = A + V;  masked tokens: 0, and nothing of them is read
+//   last_values, or 0;  returns = A + V;  masked tokens: 0, and their inputs are not read
 //   rewards, values, advantages, returns: [batch, seq] f32   mask: [batch, seq] u8   last_values: [batch] f32, optional
 //   Limits: contiguous, batch < 2^33.   No workspace.
 //   Expected error: a chain of two additions per unmasked token.

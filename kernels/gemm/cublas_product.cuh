@@ -85,8 +85,8 @@ struct Multiplication {
   bool is_empty() const { return rows == 0 || columns == 0; }
 };
 
-// Interface: multiply(call, math, m, before, variant) calls before() once nothing can be refused any more, enqueues the
-// product and writes the name of the variant into variant[kVariantBytes].
+// Interface: multiply(call, math, m, before, variant) makes all checks that can refuse the call, calls before(),
+// enqueues the product, and writes the name of the variant into variant[kVariantBytes].
 
 /// The result of an empty sum; zero has all bits 0 in every dtype.
 inline checkop_status clear(const checkop_call* call, const Math& math, const Multiplication& m) {
@@ -130,9 +130,9 @@ struct DefaultCublas {
   }
 };
 
-/// cuBLASLt without split k, with the algorithm that its heuristics choose for kReferenceRows, whatever the number of
-/// rows: every element is summed in the same order in every batch. Gradients of weights, which sum over the batch, use
-/// the algorithm chosen for their own size.
+/// cuBLASLt without split k. Any number of rows uses the algorithm that the heuristics choose for kReferenceRows, so
+/// every element is summed in the same order in every batch. Gradients of weights, which sum over the batch, use the
+/// algorithm chosen for their own size.
 struct InvariantCublas {
   static constexpr int64_t kReferenceRows = 1024;  // gives a large tile; small batches are slower than they could be
   static constexpr uint32_t kAlignment = 16;       // of pointers: the algorithm must not depend on them

@@ -2,10 +2,10 @@
 // c[m,n] = sum_k a(m,k) * b(n,k) + bias[n] on tensor cores: fp16 or bf16, any layout of a and b, any size, sm_80 and
 // up.
 //
-// What fixes the bits of an element: one fp32 accumulator, which starts at zero, takes its products in blocks of 16
-// along k, from k = 0 upward, one mma.sync each, the last block padded with zeros; then the bias is added in fp32 and
-// the sum rounded once. k is never split, and an accumulator depends on its own row and column only: the other rows and
-// columns, the tile and the kind of loads change nothing. So they may be chosen by size.
+// The bits of an element are fixed by this: one fp32 accumulator, which starts at zero, takes the products in blocks of
+// 16 along k, from k = 0 upward, one mma.sync each, the last block padded with zeros; then the bias is added in fp32
+// and the sum rounded once. k is never split, and an accumulator depends on its own row and column only: the other rows
+// and columns, the tile and the kind of loads change nothing. So they may be chosen by size.
 #pragma once
 
 #include <type_traits>

@@ -40,8 +40,8 @@ static __global__ void finish_product(const float* from, int64_t ld, int64_t row
   }
 }
 
-/// out[rows, columns] = a * b + bias[columns], summed over `inner`; `variant` becomes the name of the one that ran. The
-/// passes of a candidate are templates over such a product; sm90/select.cuh has another.
+/// out[rows, columns] = a * b + bias[columns], summed over `inner`; `variant` becomes the name of the variant that ran.
+/// The passes of a candidate are templates over a product like this one; sm90/select.cuh has another.
 ///   a: [rows, inner], or [inner, rows] when not a_along_k     b: [columns, inner], or [inner, columns] likewise
 ///   bias may be null     workspace: product_workspace() bytes
 struct PortableProduct {

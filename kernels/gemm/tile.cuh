@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // c[m,n] (+)= sum_k a(m,k) * b(n,k) on CUDA cores: fp32 multiply-adds, any layout of a and b, any size.
 //
-// What fixes the bits of an element: its products are summed in ascending k, kSumUnit at a time, each unit in one fp32
-// accumulator that starts at zero; the units are then added to c in ascending order. So neither the other rows and
-// columns nor the position in the tile matters. A product may be cut along k at multiples of kSumUnit, one call per
+// The bits of an element are fixed by this: its products are summed in ascending k, kSumUnit at a time, each unit in
+// one fp32 accumulator that starts at zero; the units are then added to c in ascending order. So neither the other rows
+// and columns nor the position in the tile matters. A product may be cut along k at multiples of kSumUnit, one call per
 // piece, all but the first with `accumulate`: the bits equal those of the whole. Two levels also keep the chain of
 // additions at kSumUnit + k/kSumUnit. launch_gemm_chain() instead uses one accumulator that begins with c, so that a
 // product may be cut anywhere along k; its chain is as long as k.

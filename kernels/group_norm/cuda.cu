@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// group_norm / cuda: one block per group; mean and deviation in two passes, relative to a reward of the set; portable
+// group_norm / cuda: one block per group; mean and deviation in two passes, relative to one of the rewards; portable
 // CUDA, no floating-point atomics.
-//   advantages = (r - mean) / (std + eps), by the rewards of the group, or with leave_one_out by the others of it;
-//   r - mean without scale and where the set is bit-equal;  a group of one: 0, or r with singleton
+//   advantages = (r - mean) / (std + eps), mean and std of the group's rewards, or with leave_one_out of the group's
+//   other rewards;
+//   r - mean if scale is 0 or all those rewards are bit-equal; a group of one: 0, or r with singleton
 //   rewards, advantages: [batch] f32   group_boundaries: [group_bounds] i64|i32, may be absent
 //   Limits: contiguous, fewer than 2^31 groups. Boundaries that do not cut the batch are CHECKOP_FAILED.
 //   Workspace: 256 bytes.   Expected error: sums are chains of n/128 + 10 fp32 additions for a group of n, with
-//   leave_one_out of n/32 + 5, which is n passes over the group: others' moments taken from those of the group would
-//   not be 0 where the others are equal.
+//   leave_one_out of n/32 + 5. leave_one_out takes n passes over the group: a deviation derived from the whole group's
+//   would not be exactly 0 when the other rewards are equal.
 //   A group's bits depend only on its rewards.
 #include "cuda/group_boundaries.cuh"
 #include "cuda/logit_transform.cuh"  // read_attribute

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // group_norm / native: CPU; mean and deviation of each group in two passes, relative to its first reward.
-//   advantages = (r - mean) / (std + eps), by the rewards of the group, or with leave_one_out by the others of it;
-//   r - mean without scale and where the set is bit-equal;  a group of one: 0, or r with singleton
+//   advantages = (r - mean) / (std + eps), mean and std of the group's rewards, or with leave_one_out of the group's
+//   other rewards;
+//   r - mean if scale is 0 or all those rewards are bit-equal; a group of one: 0, or r with singleton
 //   rewards, advantages: [batch] fp32   group_boundaries: [group_bounds] int64, may be absent   Limits: contiguous.
 //   Expected error: sums are chains of 68 + log2(terms / 1024) additions.
 #include "cpu/groups.hpp"

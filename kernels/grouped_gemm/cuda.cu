@@ -10,8 +10,8 @@
 //   then one rounding. The bits of a row are those of a product of this row alone with its expert's matrix, those of
 //   db[e] of a product of the expert's rows alone: see gemm/mma.cuh and gemm/tile.cuh.
 //
-// Only the device knows the groups. One block lists the tiles of rows, each within one group, in as many entries as
-// there can be; blocks whose entry is empty end at once.
+// Only the device knows the groups. One block lists the tiles of rows, each within one group. The list has room for the
+// largest possible number of tiles; blocks whose entry is empty end at once.
 #include <type_traits>
 
 #include "cuda/findings.cuh"
@@ -50,8 +50,8 @@ struct Layout {
   }
 };
 
-/// Lists the groups and the tiles of their rows, and notes the first bad offset; with one all groups are empty. One
-/// block.
+/// Lists the groups and the tiles of their rows. If an offset is bad, notes the first such offset and leaves all groups
+/// empty. One block.
 __global__ __launch_bounds__(kScanThreads) void list_tiles(const int32_t* __restrict__ offsets, int64_t experts,
                                                            int64_t rows, int tile_rows, int64_t most_tiles,
                                                            GroupRows* __restrict__ groups, int64_t* __restrict__ end,
@@ -193,8 +193,8 @@ struct Launcher {
     }
   }
 
-  /// Lists the groups; then out[rows, columns] = a[rows, inner] times the matrices of the experts, zero in rows of
-  /// none.
+  /// Lists the groups; then out[rows, columns] = a[rows, inner] times the matrix of each row's expert, zero in rows
+  /// without one.
   template <bool b_along_k>
   checkop_status rows_by_matrices(const T* a, const T* b, int64_t inner, int64_t columns, T* out) {
     checkop_status listed = findings.begin();

@@ -11,7 +11,7 @@
 //   Limits: hidden <= 65535 * 128.
 //   Expected error: sums of n terms have chains of 512 + n/512 fp32 additions, those of the softmax of 8 + vocab/8192
 //   and two trees over 32 lanes; x and dx are never rounded below fp32. The bits of a row depend only on the row and
-//   the weights, those of a gradient of weights not on how blocks are cut: see linear_logp/portable.cuh.
+//   the weights. The bits of the weights' gradients do not depend on how blocks are cut: see linear_logp/portable.cuh.
 #include "linear_logp/entropy.cuh"
 #include "linear_logp/portable.cuh"
 

@@ -6,8 +6,8 @@
 
 namespace checkop::kernels::linear_logp {
 
-/// A Sum as segments.cuh has it, which also has weighted = sum of exp(-b) b with b = exp_shift(max) - z. A logit of
-/// -inf adds nothing.
+/// A Sum for segments.cuh that also holds weighted = sum of exp(-b) b with b = exp_shift(max) - z. A logit of -inf adds
+/// nothing.
 struct EntropyPartial {
   float max, sum = 0.0f, weighted = 0.0f;
 

@@ -34,7 +34,7 @@ struct LogpGradient {
 };
 
 /// Turns logits x into their gradients, in place; 0 in ignored rows. first_id: vocabulary index of the first column.
-/// gradient(row, z, is target) is by z.
+/// gradient(row, z, is target) is the derivative with respect to z.
 template <typename T, typename Gradient>
 __global__ __launch_bounds__(kThreads) void logits_to_gradient(float* __restrict__ x, int64_t ldx,
                                                                const T* __restrict__ bias, LogitTransform transform,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gathers the rows that count, so that ignored rows cost nothing in what follows.
 //
-// The outputs of a row do not depend on its position among the others, so any rows may be left out there. Sums over
-// rows take 16 rows at a time (sm90/config.cuh); there only whole blocks of 16 ignored rows are left out: zeros add
-// nothing, but different neighbours would change the order of addition. (dbias without a carry adds 512 such sums at a
-// time, so its bits may change.)
+// The outputs of a row do not depend on its position among the others, so for them any ignored row is left out. Sums
+// over rows take 16 rows at a time (sm90/config.cuh), so for them only whole blocks of 16 ignored rows are left out:
+// zeros add nothing, but different neighbours would change the order of addition. (dbias without a carry adds 512 such
+// sums at a time, so its bits may change.)
 #pragma once
 
 #include <type_traits>

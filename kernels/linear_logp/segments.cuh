@@ -15,7 +15,8 @@ static_assert(kSumUnit % kSegment == 0);
 constexpr int kThreads = 256;  // of the elementwise kernels: full occupancy with the registers they need
 constexpr int kWarpsPerBlock = kThreads / kWarp;
 
-// What a segment or a row is reduced to, a Sum, has a maximum and sums of terms relative to shift = exp_shift(max):
+// A segment or a row is reduced to a Sum: a maximum, and sums of terms relative to shift = exp_shift(max). Its
+// functions:
 //   add(z, shift)       adds the term of a logit
 //   add(part, shift)    adds a segment's sums
 //   add_lanes()         adds up the lanes' sums

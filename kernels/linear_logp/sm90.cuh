@@ -48,8 +48,8 @@ struct HopperWorkspaceLayout {
   size_t bytes;
 };
 
-/// parts: of the vocabulary, computed one after another. keeps_sums: the sums of dhidden are kept in the workspace.
-/// Sum, Row: what segments are reduced to, and what the gradient of a row is made of.
+/// parts: parts of the vocabulary, computed one after another. keeps_sums: the sums of dhidden are kept in the
+/// workspace. Sum: the result of reducing a segment. Row: the data that the gradient of a row needs.
 template <typename Sum = sm90::PowerSum, typename Row = sm90::RowGradient>
 HopperWorkspaceLayout workspace_layout(const LinearLogpShape& shape, bool backward, int64_t parts = 1,
                                        bool keeps_sums = true) {
@@ -384,9 +384,9 @@ void launch_bias_gradient(const HopperParams<T>& p, int64_t columns, const Weigh
   launch_round_to<O>(sums, columns, 1, columns, to.dbias, p.stream);
 }
 
-/// For each block of vocabulary columns: computes dz, then its part of every gradient. The Rows are in the workspace.
-/// Their targets are relative to the whole weight; this part begins `offset` columns into it. `to` covers this part
-/// only; `kept` is what reduce_logits() left in its memory.
+/// For each block of vocabulary columns: computes dz, then the block's part of every gradient. The workspace holds the
+/// Rows, whose targets are column numbers of the whole weight; this part begins at column `offset`. `to` covers this
+/// part only; reduce_logits() left `kept` in its memory.
 ///   hidden_sums: [rows, hidden], holds the sums between blocks; with dhidden null, they are the result
 template <typename Row = sm90::RowGradient, typename T, typename O>
 cudaError_t launch_gradients(const HopperParams<T>& p, const Kept& kept, int64_t offset, float* hidden_sums, T* dhidden,

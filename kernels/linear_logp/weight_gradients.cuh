@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear_logp on any GPU: the gradients of weights, which are sums over rows. Their destinations, the carries that they
+// linear_logp on any GPU: gradients of weights, which are sums over rows: where they are stored, the carries that they
 // may begin with, and column sums. Names as in cuda.cu.
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // moe_combine / cuda: a thread adds the weighted rows of a token, slot after slot. Backward, a warp for each slot.
-//   y[t] = sum over slots of weights[t, slot] * x_perm[positions[t, slot]], of those whose position is not -1
-//   dx_perm[positions[t, slot]] = weights[t, slot] * grad_y[t], zero in rows at no position
+//   y[t] = sum of weights[t, slot] * x_perm[positions[t, slot]] over the slots whose position is not -1
+//   dx_perm[positions[t, slot]] = weights[t, slot] * grad_y[t], zero in rows that are no slot's position
 //   dweights[t, slot] = sum over hidden of grad_y[t] * x_perm[positions[t, slot]], zero where the position is -1
 //   x_perm, dx_perm: [rows, hidden]   y, grad_y: [..., hidden]   f32|f16|bf16, all the same
 //   positions: [..., topk] i32   weights, dweights: [..., topk] f32   all contiguous

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // moe_combine / native: CPU; the weighted rows of a token are added in fp32 in the order of its slots.
-//   y[t] = sum over slots of weights[t, slot] * x_perm[positions[t, slot]], of those whose position is not -1
-//   dx_perm[positions[t, slot]] = weights[t, slot] * grad_y[t], zero in rows at no position
+//   y[t] = sum of weights[t, slot] * x_perm[positions[t, slot]] over the slots whose position is not -1
+//   dx_perm[positions[t, slot]] = weights[t, slot] * grad_y[t], zero in rows that are no slot's position
 //   dweights[t, slot] = sum over hidden of grad_y[t] * x_perm[positions[t, slot]], zero where the position is -1
 //   x_perm, dx_perm: [rows, hidden]  y, grad_y: [..., hidden] fp32|bf16|fp16, all the same
 //   positions: [..., topk] int32  weights, dweights: [..., topk] fp32

@@ -3,17 +3,17 @@
 // all its rows of x_perm. Backward, a thread adds the rows of a token, slot after slot.
 //   x_perm[r] = x[src[r] / topk], rows in the order (expert, token, slot); zero where src is -1
 //   offsets[e] = where the rows of expert e begin, a multiple of align     positions[src[r]] = r, -1 where ids is -1
-//   dx[t] = sum over slots of grad_x_perm[positions[t, slot]], of those that are not -1
+//   dx[t] = sum of grad_x_perm[positions[t, slot]] over the slots whose position is not -1
 //   x, dx: [..., hidden]   x_perm, grad_x_perm: [rows, hidden]   f32|f16|bf16, all the same
 //   ids, positions: [..., topk] i32   src: [rows] i32   offsets: [experts + 1] i32   all contiguous
 //   Limits: slots, rows < 2^31. Ids and positions below -1 or beyond the end are CHECKOP_FAILED, as are too few rows.
 //   Workspace: 256 bytes; forward 8 bytes for a slot and 8 for an expert more at most, rounded up.
-//   Expected error: forward none; backward chains of topk fp32 additions, one output rounding. Atomics are in no sum.
+//   Expected error: forward none; backward chains of topk fp32 additions, one output rounding. No sum uses atomics.
 //
 // Counting. A block has successive slots; it counts those of each expert, and the rank of each slot among them. Prefix
 // sums over the blocks, then over the experts, make the rank of a slot its row. All are integers, so the number of
-// blocks changes nothing; a block has as many slots as there are experts at least, which bounds the counts of all
-// blocks by the number of slots.
+// blocks changes nothing. A block has at least as many slots as there are experts, so all blocks together have at most
+// as many counts as there are slots.
 #include "cuda/scan.cuh"
 #include "cuda/slots.cuh"
 
@@ -48,7 +48,7 @@ struct Layout {
   }
 };
 
-/// Counts the slots of each expert among those of a block, and ranks each slot among those of its expert there.
+/// Counts each expert's slots in a block, and ranks each slot among the block's slots of the same expert.
 ///   ranks: [slots]   counts: [experts, blocks]
 __global__ __launch_bounds__(kCountThreads) void count_slots(const int32_t* __restrict__ ids, int64_t slots,
                                                              int64_t slots_of_block, int64_t experts,

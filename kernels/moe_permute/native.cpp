@@ -3,7 +3,7 @@
 // are added in fp32 in the order of the slots.
 //   x_perm[r] = x[src[r] / topk], rows in the order (expert, token, slot); zero where src is -1
 //   offsets[e] = where the rows of expert e begin, a multiple of align     positions[src[r]] = r, -1 where ids is -1
-//   dx[t] = sum over slots of grad_x_perm[positions[t, slot]], of those that are not -1
+//   dx[t] = sum of grad_x_perm[positions[t, slot]] over the slots whose position is not -1
 //   x, dx: [..., hidden]  x_perm, grad_x_perm: [rows, hidden] fp32|bf16|fp16, all the same
 //   ids, positions: [..., topk] int32  src: [rows] int32  offsets: [experts + 1] int32
 //   Limits: contiguous. Ids and positions below -1 or beyond the end are CHECKOP_FAILED, as are too few rows.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// moe_route / cuda: a warp per token; scores in fp32, one maximum after the other, of equal ones the lowest index, NaN
-// last.
-//   s = softmax(logits), sigmoid(logits) or logits;  b = s + bias;  of n_group groups the topk_group with the largest
-//   sums of their group_top largest b stay;  ids[t] = the topk largest b of them;  counts[e] = slots of expert e
+// moe_route / cuda: a warp per token; scores in fp32, one maximum after the other; among equal scores the lowest index
+// comes first, NaN last.
+//   s = softmax(logits), sigmoid(logits) or logits;  b = s + bias;  of the n_group groups, the topk_group stay whose
+//   group_top largest b have the largest sums;  ids[t] = the topk largest b in these groups;  counts[e] = slots of
+//   expert e
 //   weights = route_scale * s / (sum of the chosen s + norm_eps), route_scale * s without renorm, or
 //   route_scale * softmax(chosen logits);  dlogits: the gradient by logits, with ids as they are
 //   logits, dlogits: [..., experts] f32|f16|bf16   bias: [experts] f32, optional   counts: [experts] i32
@@ -12,8 +13,8 @@
 //   Expected error: chains of n / 32 fp32 additions, then a tree over 32 lanes; expf within 2 ulp, one output rounding.
 //   A token's bits depend only on its own logits and the bias.
 //
-// A score and its index make one integer, the larger the earlier in the order; the next expert has the largest integer
-// below that of the expert before. So nothing has to note who was taken.
+// A score and its index are packed into one integer that is larger for experts earlier in the order. The next expert is
+// the one with the largest integer below the previous expert's, so no record of the chosen experts is needed.
 #include "cuda/findings.cuh"
 
 namespace checkop::kernels {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// moe_route / native: CPU; scores in fp32, one maximum after the other, of equal ones the lowest index, NaN last.
-//   s = softmax(logits), sigmoid(logits) or logits;  b = s + bias;  of n_group groups the topk_group with the largest
-//   sums of their group_top largest b stay;  ids[t] = the topk largest b of them;  counts[e] = slots of expert e
+// moe_route / native: CPU; scores in fp32, one maximum after the other; among equal scores the lowest index comes
+// first, NaN last.
+//   s = softmax(logits), sigmoid(logits) or logits;  b = s + bias;  of the n_group groups, the topk_group stay whose
+//   group_top largest b have the largest sums;  ids[t] = the topk largest b in these groups;  counts[e] = slots of
+//   expert e
 //   weights = route_scale * s / (sum of the chosen s + norm_eps), route_scale * s without renorm, or
 //   route_scale * softmax(chosen logits);  dlogits: the gradient by logits, with ids as they are
 //   logits, dlogits: [..., experts] fp32|bf16|fp16   bias: [experts] fp32, optional   counts: [experts] int32

@@ -10,8 +10,8 @@
 //   array rounded up to 256.
 //   Expected error: sums of a sequence are chains of seq/256 + 10 fp32 additions; sums over tokens of 8 + 10, then of
 //   tokens/2^21 + 10.
-//   Bits of the sums depend only on the shape and the values; the gradient of a token on its own values, those of its
-//   sequence if the ratio or the weight is the sequence's, and what the mean divides by.
+//   The bits of the sums depend only on the shape and the values. The gradient of a token depends on its own values, on
+//   the divisor of the mean, and, if the ratio or the weight is the sequence's, on its sequence.
 #include "cuda/policy_loss.cuh"
 
 namespace checkop::kernels {

@@ -3,7 +3,7 @@
 //   forward   n = x i w,  i = (mean x^2 + eps)^-1/2,  w = weight + weight_offset;  x_out = n turned as rope does
 //   backward  g = grad turned back;  dx = i (g w - x i^2 c),  c = mean(g w x)
 //             dweight[h] = sum over tokens and heads of g x i      x is q or k
-//   q, q_out, grad_q_out, dq: [tokens, q_heads, D]   k and its kin: [tokens, kv_heads, D]   weights: [D]
+//   q, q_out, grad_q_out, dq: [tokens, q_heads, D]   k, k_out, grad_k_out, dk: [tokens, kv_heads, D]   weights: [D]
 //   f32|f16|bf16, all the same, contiguous   positions: [tokens] i64   mrope_positions: [tokens, 3] i64, may be absent
 //   Limits: D and rotary_dim even. A negative position is CHECKOP_FAILED.
 //   Workspace: 512 + 8 * tokens * rotary_dim/2 bytes, and at most 8448 * D for the gradients of the weights.

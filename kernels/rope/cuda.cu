@@ -18,8 +18,8 @@ namespace checkop::kernels {
 namespace {
 
 // Every head of every batch entry turns by the same angles. So a block has kItems groups of pairs in kLanes * kRows
-// rows that share their positions. A thread has one of the groups in kRows rows, all of them on their way to shared
-// memory while it computes the angles of some of its pairs.
+// rows that share their positions. A thread has one of the groups in kRows rows. Their loads to shared memory are in
+// flight while the thread computes the angles of some of its pairs.
 constexpr int kItems = 128, kLanes = 2, kRows = 4;
 constexpr int64_t kMaxGridY = 65535;
 

@@ -43,8 +43,8 @@ __device__ inline void arrive_remote(uint32_t barrier, uint32_t rank) {
       : "memory");
 }
 
-/// Waits for the end of the phase of this parity; phases are 0, 1, 0, ... A new barrier counts as having completed a
-/// phase of parity 1.
+/// Waits for the end of the phase of this parity; phases are 0, 1, 0, ... A new barrier counts as if a phase of parity
+/// 1 had completed.
 __device__ inline void wait(uint32_t barrier, uint32_t parity) {
   uint32_t done = 0;
   while (done == 0) {

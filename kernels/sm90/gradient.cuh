@@ -18,8 +18,8 @@ struct alignas(16) RowGradient {
 };
 constexpr int32_t kElsewhere = std::numeric_limits<int32_t>::max();
 
-/// The gradient c (1[v = t] - p_v) of a row. `total` and `target_logit` as SumSegments leaves them, c over the
-/// temperature.
+/// The gradient c (1[v = t] - p_v) of a row, where c is already divided by the temperature. `total` and `target_logit`
+/// come from SumSegments.
 __device__ inline RowGradient row_gradient(const PowerSum& total, float c, float target_logit, float log2_scale,
                                            int32_t target) {
   const float exponent = total.exponent == -INFINITY ? 0.0f : total.exponent;

@@ -24,8 +24,8 @@ struct Speed {
   int wave;       ///< once per tile of an SM
 };
 
-// "Columns" and "Rows": what the two blocks of a cluster share. "Divided": a last wave that would leave half of the SMs
-// idle computes half tiles.
+// "Columns" and "Rows" name what the two blocks of a cluster share. In "Divided", a last wave that would leave half of
+// the SMs idle computes half tiles.
 struct Tile128x256Columns : KernelConfig<2, 256, 64, 4, 2, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 that share columns";
   static constexpr Speed kSpeed{6332, 643, 0, 32, 1635};
@@ -120,8 +120,8 @@ Problem problem_of(const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& 
   return {a.extent, b.extent, k, b.ld * static_cast<int64_t>(sizeof(T)) % 128 == 0};
 }
 
-/// Estimated time: of the waves, or of memory where that takes longer. The two overlap badly
-/// where they are alike, hence the norm. Within 5 % of the measured times of random sizes, on average.
+/// Estimated time: that of the waves or that of memory, whichever is longer. They overlap badly when they are similar,
+/// hence the norm. On average within 5 % of the times measured for random sizes.
 template <typename Config>
 double estimated_ns(const Problem& p) {
   constexpr double kBytesPerNs = 4200;

@@ -107,8 +107,8 @@ __device__ inline void tma_load(const CUtensorMap& map, uint32_t to, uint32_t ba
                : "r"(to), "l"(&map), "r"(along), "r"(line), "r"(barrier)
                : "memory");
 }
-/// The same, to the same addresses in every block of the cluster whose bit is set in `blocks`; each block's own barrier
-/// counts its bytes.
+/// Loads the box to the same address in every block of the cluster whose bit is set in `blocks`; each of these blocks
+/// counts the bytes at its own barrier.
 __device__ inline void tma_load(const CUtensorMap& map, uint32_t to, uint32_t barrier, int along, int line,
                                 uint16_t blocks) {
   asm volatile(

@@ -40,8 +40,8 @@ struct SmemLayout {
 /// Call before the first wgmma() of a group: orders earlier accesses to the accumulators.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/// Keeps the compiler from moving accesses to these registers across this point, as past a wgmma_wait_group(): it does
-/// not know that wgmma is asynchronous.
+/// Keeps the compiler from moving accesses to these registers across this point, such as past a wgmma_wait_group(): the
+/// compiler does not know that wgmma is asynchronous.
 template <int count>
 __device__ __forceinline__ void pin_registers(float (&values)[count]) {
 #pragma unroll

@@ -6,14 +6,14 @@
 //   Engine(call, shape, backward, segments, ignored)     refuses what it does not support
 //   Engine::ld(hidden)                                   leading dimension of a rank's contribution to dhidden
 //   keep_hidden()                                        replaces ignored rows of hidden by zeros from here on
-//   reduce(segment, first, columns, stats)               every row's statistics, for the rank's `columns` from first on
+//   reduce(segment, first, columns, stats)               every row's statistics over `columns` columns from first
 //   write_rows(grad_logp)                                finish(row, Sum, target's logit) that prepares gradients()
 //   gradients(segment, first, columns, grad_logp, share) gradients of these columns; share: [rows, ld()] fp32, their
 //                                                        contribution to dhidden
 //   variant()                                            names the variant used
 //
-// While the GPU computes its part of every row, the host checks whether the ranks fit together; only after that does
-// anything wait for another rank.
+// While the GPU computes its part of every row, the host checks whether the ranks fit together. Nothing waits for
+// another rank before that check is done.
 #pragma once
 
 #include "cuda/ranks.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// whiten / cuda: mean and variance in two passes, relative to the first element kept; portable CUDA, no floating-point
+// whiten / cuda: mean and variance in two passes, relative to the first kept element; portable CUDA, no floating-point
 // atomics.
 //   y = (x - mean) / sqrt(var + eps), plus the mean without shift, over elements whose mask is not 0; masked, or fewer
 //   than two elements: 0;  var is divided by n - 1 if unbiased

@@ -92,8 +92,7 @@ std::vector<std::vector<int64_t>> tokens_by_id(const EmulationArgs& args, int64_
   return tokens;
 }
 
-/// The sum of terms of these tokens in a kernel that adds those of `at_once` tokens that follow one another to a 16-bit
-/// sum at once.
+/// The sum over these tokens in a kernel that accumulates in 16 bits, `at_once` consecutive tokens at a time.
 template <class Term>
 float sum_of_16_bit(const Arithmetic& a, const std::vector<int64_t>& tokens, int64_t at_once, const Term& term) {
   float sum = 0;

@@ -62,8 +62,8 @@ inline float mean_spread(const Arithmetic& a, const SoftmaxRow& softmax, const s
 
 inline bool rounds_terms(const Arithmetic& a) { return a.rounds(recipe::kLogp) || a.rounds(recipe::kTerms); }
 
-/// A log-probability, its exponential and their product, as kernels compute them that round on the way; 0 for a logit
-/// of -inf.
+/// A log-probability, its exponential and their product in a kernel that rounds intermediate values; 0 for a logit of
+/// -inf.
 struct EntropyTerm {
   float l = 0, e = 0, product = 0;
 

@@ -29,8 +29,8 @@ struct LinearProblem {
   std::vector<float> bias;  ///< empty where absent
 };
 
-/// Loads hidden, input 0, with zeros in rows with skipped(row), and weight, input 1, and computes the logits. `bias`:
-/// its input.
+/// Loads hidden (input 0) with zeros in rows where skipped(row), and weight (input 1), then computes the logits.
+/// `bias`: the index of its input.
 template <class Skipped>
 LinearProblem load_linear(const EmulationArgs& args, int bias, const Skipped& skipped) {
   const Arithmetic& a = args.arithmetic;
@@ -54,8 +54,8 @@ inline float as_factor(const Arithmetic& a, float dx) {
   return a.has(kDlogitsRounded.name) ? Arithmetic::to_bf16(dx) : a.rounded_if(a.rounds(recipe::kDz), dx);
 }
 
-/// Stores the gradient of hidden in output 0, for which `own` stands in for dx, and that of the weight in output 1;
-/// with `has_bias` that of the bias in output 2.
+/// Stores the gradient of hidden in output 0, computed from `own` in place of dx; the gradient of the weight in output
+/// 1; and with `has_bias` the gradient of the bias in output 2.
 inline void store_linear_gradients(const EmulationArgs& args, const LinearProblem& p, const Matrix& own,
                                    const Matrix& dx, bool has_bias) {
   store(product(args, {own}, {p.weight}), args.out(0));

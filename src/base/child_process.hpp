@@ -22,8 +22,8 @@ class ChildProcess {
   };
   enum class Body : uint8_t {
     any,
-    /// The child only makes system calls and becomes another program. What is registered with fork() is not called:
-    /// tools that are loaded into programs register what fails where their descriptors are closed.
+    /// The child only makes system calls and becomes another program. Handlers of pthread_atfork() are not called:
+    /// tools that are loaded into programs register handlers that fail where the tool's descriptors are closed.
     becomes_program
   };
 
@@ -57,8 +57,8 @@ class ChildProcess {
   Group group_ = Group::shared;
 };
 
-/// How a child that should have answered ended; kills it where it closed its connection and lives on. `allowed_bytes`:
-/// of memory that it could use, 0 for no limit.
+/// How a child ended that should have answered. Kills a child that closed its connection but keeps running.
+/// `allowed_bytes`: the memory that the child was allowed; 0 for no limit.
 std::string bury(ChildProcess& child, uint64_t allowed_bytes);
 
 }  // namespace checkop

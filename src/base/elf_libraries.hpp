@@ -7,9 +7,9 @@
 
 namespace checkop {
 
-/// The shared library at `path` and all that the loader may read for it outside the system's folders: the library files
-/// of its own folder, of those that it or a library of these names for the search (RPATH, RUNPATH), and of
-/// LD_LIBRARY_PATH. Just `path` where the file is no shared library of this machine.
+/// The shared library at `path` and all files that the loader may read for it outside the system's folders: the library
+/// files in its own folder, in the folders that it or one of these libraries names (RPATH, RUNPATH), and in
+/// LD_LIBRARY_PATH. Only `path` if the file is no shared library of this machine.
 std::vector<std::string> libraries_of(const std::string& path);
 
 }  // namespace checkop

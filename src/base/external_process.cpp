@@ -94,8 +94,8 @@ struct Streams {
   int in, out, errors, socket;
 };
 
-/// Runs in the child between fork and shell: unless it is confined, only async-signal-safe calls. Returns the exit code
-/// when there is no shell.
+/// Runs in the child between fork and shell. Makes only async-signal-safe calls, unless the child is confined. Returns
+/// the exit code when there is no shell.
 int become_shell(const char* command, const Streams& streams, char* const* variables, const SandboxRules* rules) {
   signal(SIGPIPE, SIG_DFL);
   dup2(streams.in, STDIN_FILENO);
@@ -186,6 +186,7 @@ LineProcess::LineProcess(const std::string& command, const std::string& stderr_f
   for (const int end : {to_, from_, errors_}) {
     if (end >= 0) close(end);
   }
+  // lint: allow message, no fork, or no descriptor left
   throw ProcessEnded(fmt::format("can't be started: {}", trouble));
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who answers lines with lines: a child process with pipes and a file for its standard error, or a socket's other end.
-// Descriptors go with the lines to a socket; a child process finds one in CHECK_OPERATOR_FD.
+// Peers that answer a line with a line: a child process with pipes and a file for its standard error, or the other end
+// of a socket. Descriptors travel with the lines over a socket; a child process finds its socket's number in
+// CHECK_OPERATOR_FD.
 #pragma once
 
 #include <functional>
@@ -41,7 +42,7 @@ void print_last_words(const std::string& text);
 /// file is empty.
 std::string last_words(const std::string& stderr_file);
 
-/// Someone who answers each line with a line.
+/// A peer that answers each line with a line.
 class LinePeer {
  public:
   /// Longest answer, in bytes; a longer line is an error.
@@ -71,7 +72,7 @@ class LinePeer {
   std::string pending_;  ///< read already, of lines to come
 };
 
-/// The variable that holds the number of a child's socket: descriptors come with single bytes over it, in the order of
+/// The variable that holds the number of a child's socket. Descriptors come over it with single bytes, in the order of
 /// the lines that they belong to.
 inline constexpr char kSocketVariable[] = "CHECK_OPERATOR_FD";
 
@@ -84,14 +85,14 @@ struct Confinement {
 /// Runs a command in a shell. The process dies with its parent and belongs to the parent's process group.
 class LineProcess : public LinePeer {
  public:
-  /// Throws ProcessEnded when the process can't be started. The caller must ignore SIGPIPE, and have one thread where
+  /// Throws ProcessEnded when the process can't be started. The caller must ignore SIGPIPE, and have only one thread if
   /// the command is confined.
   LineProcess(const std::string& command, const std::string& stderr_file,
               const std::optional<Confinement>& confinement = {});
   ~LineProcess() override;  ///< kills the process
 
-  /// Copies the text that the process wrote to its standard error to ours. What is thrown says how the process ended,
-  /// with its last stderr lines.
+  /// Copies the text that the process wrote to its standard error to ours. An exception says how the process ended and
+  /// quotes its last stderr lines.
   std::string request(const std::string& line, const std::vector<int>& descriptors = {}) override;
   std::string next_line() override;
   pid_t id() const { return child_.id(); }

@@ -28,7 +28,7 @@ size_t whole_pages(size_t bytes) {
 }
 
 /// Freed blocks. Their addresses stay inaccessible for a while, so that a stale pointer does not hit a later block.
-/// Then a small block is reused: mapping fresh pages costs more than a small check takes to use them.
+/// After that, small blocks are reused: mapping fresh pages takes longer than a small check.
 class FreedBlocks {
  public:
   struct Block {

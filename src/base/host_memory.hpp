@@ -15,8 +15,8 @@ namespace checkop {
 inline constexpr size_t kApartBytes = size_t{64} << 20;
 
 /// Maps `bytes` of zeros, page-aligned, with kApartBytes of inaccessible addresses on both sides: an access beyond a
-/// guard band faults. Freed blocks stay inaccessible until 256 more blocks were freed. Returns nullptr when the memory
-/// can't be had.
+/// guard band faults. Freed blocks stay inaccessible until 256 more blocks were freed. Returns nullptr when there is
+/// not enough memory.
 std::byte* map_apart(size_t bytes);
 /// Frees a block; `bytes` as passed to map_apart().
 void unmap_apart(std::byte* memory, size_t bytes) noexcept;

@@ -129,8 +129,8 @@ class FileRules {
   void allow_writing(const std::string& path) { allow(path, ruleset_.files); }
   void allow_device(const std::string& path) { allow(path, kReadFolder | kReadFile | kWriteFile | kIoctl); }
 
-  /// What is in `folder`, but for the files and folders of `hidden`. Rights can't be taken back, and so are given to
-  /// all that lies beside these. A link is the right of what it points to.
+  /// The entries of `folder` except the files and folders of `hidden`. Landlock can't take back a right that it gave to
+  /// a folder, so the right is given to every other entry. A right to a link is a right to its target.
   void allow_reading_all_but(const std::vector<std::filesystem::path>& hidden, const std::filesystem::path& folder) {
     std::vector<std::filesystem::path> inside;
     for (const std::filesystem::path& each : hidden) {
@@ -375,7 +375,7 @@ void restrict_calls(const SandboxRules& rules) {
   filter.install();
 }
 
-/// Rights over other processes and the machine. A user with all rights keeps those over files, which a checkout of
+/// Capabilities over other processes and the machine. Root keeps its capabilities over files, which a checkout of
 /// another user may need.
 void drop_capabilities(SandboxRules::Processes processes) {
   for (const int each : {CAP_SYS_PTRACE, CAP_KILL, CAP_SYS_ADMIN, CAP_SYS_MODULE, CAP_SYS_RAWIO, CAP_SYS_BOOT,

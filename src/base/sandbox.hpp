@@ -17,8 +17,8 @@ struct SandboxRules {
     in_group  ///< what it starts stays in its process group, and so ends with it: a command
   };
   Processes processes = Processes::none;
-  /// Which files may be read: with `reads_all` every one but those of other processes in /proc, devices and `hidden`;
-  /// otherwise what the system's libraries need, and `readable`.
+  /// Files that may be read. With `reads_all`: all files except `hidden`, devices, and those of other processes in
+  /// /proc. Otherwise: `readable`, and the files that the system's libraries need.
   bool reads_all = false;
   std::vector<std::string> readable, hidden;
   std::vector<std::string> writable;  ///< files and folders

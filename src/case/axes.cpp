@@ -3,6 +3,7 @@
 #include "case/axes.hpp"
 
 #include <array>
+#include <cstdlib>
 
 namespace checkop {
 namespace {
@@ -53,7 +54,40 @@ AxisSet kept(AxisSet axes, bool invariance) {
   return some;
 }
 
+enum class Kind : uint8_t { of_launches, of_ranks, of_rows };
+
+// Without a default, so that a new axis does not compile until it has a kind.
+Kind kind_of(Axis axis) {
+  switch (axis) {
+    case Axis::repetition:
+    case Axis::first_call:
+    case Axis::outputs:
+    case Axis::workspace:
+    case Axis::alignment:
+    case Axis::layout:
+    case Axis::after_shapes:
+    case Axis::contention:
+    case Axis::graph:
+      return Kind::of_launches;
+    case Axis::ranks:
+      return Kind::of_ranks;
+    case Axis::row_stride:
+    case Axis::neighbours:
+    case Axis::position:
+    case Axis::grouping:
+    case Axis::batch:
+    case Axis::chunks:
+    case Axis::padding:
+      return Kind::of_rows;
+  }
+  std::abort();  // no Axis
+}
+
 }  // namespace
+
+bool is_of_rows(Axis axis) { return kind_of(axis) == Kind::of_rows; }
+
+bool is_of_invariance(Axis axis) { return kind_of(axis) != Kind::of_launches; }
 
 std::string_view to_string(Axis axis) { return kNames[static_cast<size_t>(axis)].name; }
 std::string_view describe(Axis axis) { return kNames[static_cast<size_t>(axis)].violation; }

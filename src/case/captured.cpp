@@ -34,8 +34,8 @@ const Tensor* find_tensor(const Operator& op, const TensorSpec& spec) {
   return &found->second;
 }
 
-/// `shape`, with the row dimensions of a per-row tensor merged into one: a row must not change when the batch has other
-/// extents.
+/// `shape` with the row dimensions of a per-row tensor merged into one, so that a row does not depend on how the batch
+/// is shaped.
 Shape extents(const Operator& op, const TensorSpec& spec, const Shape& shape) {
   if (!is_per_row(op, spec)) return shape;
   const auto n = static_cast<std::ptrdiff_t>(split_dims(op.row_dims).size());

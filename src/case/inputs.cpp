@@ -112,10 +112,25 @@ void fill_positions(Tensor& positions) {
 void fill_tensor(const Case& c, const TensorSpec& spec, size_t position, unsigned threads, Tensor& tensor) {
   const bool upstream = spec.fill == Fill::upstream;
   const Stream stream = Stream::derive(upstream ? c.grad_seed : c.seed, c.op->name, spec.name);
-  if (spec.fill == Fill::ids) return fill_ids(c, stream, fan_in_of(c, spec), tensor);
-  if (spec.fill == Fill::mask) return fill_mask(c, stream, tensor);
-  if (spec.fill == Fill::positions) return fill_positions(tensor);
-  if (spec.fill == Fill::saved) return;  // fill_saved, once the others are there
+  switch (spec.fill) {
+    case Fill::ids:
+      return fill_ids(c, stream, fan_in_of(c, spec), tensor);
+    case Fill::mask:
+      return fill_mask(c, stream, tensor);
+    case Fill::positions:
+      return fill_positions(tensor);
+    case Fill::saved:
+      return;  // fill_saved, once the others are there
+    case Fill::normal:
+    case Fill::rows:
+    case Fill::weight:
+    case Fill::logits:
+    case Fill::scores:
+    case Fill::query:
+    case Fill::key:
+    case Fill::upstream:
+      break;  // normals, below
+  }
   if (upstream && c.grad_mode == GradMode::ones) return fill_constant(tensor, 1.0, threads);
   if (!upstream && c.input_mode == InputMode::constant) {
     return fill_constant(tensor, c.constant_value + 0.01 * static_cast<double>(position), threads);

@@ -164,7 +164,7 @@ void plant_extreme_logits(const Case& c, unsigned threads, std::vector<Tensor>& 
   }
 }
 
-/// The products that a query has with its keys in mode extreme, or a row of hidden states with the rows of the weight.
+/// Products in mode extreme: of a query with its keys, or of a row of hidden states with the rows of the weight.
 /// `first` and `last` need a weight, `target` also ids.
 enum class ProductKind : uint8_t {
   raised,   ///< far above 0, by about the same

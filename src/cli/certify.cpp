@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator certify and verify: writes what the checks of invariance and determinism showed to a file, and
+// check_operator certify and verify: writes the results of the checks of invariance and determinism to a file, and
 // compares such a file with another one or with new results.
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -28,7 +28,7 @@ void print(const Calibration& calibration) {
 int calibrate_command(const Options& options) {
   const Contract contract = load_contract(options.run);
   const Session session(options.run, select_checks(options.run));
-  session.check_questions(contract);
+  session.require_judgeable(contract);
   Calibration calibration;
   bool crashed = false;
   session.run_all([&](Attempt& attempt) {

@@ -103,8 +103,8 @@ class Verdicts {
 
   void run(const RunOptions& options) {
     const Session session(options, select_checks(options));
-    session.check_questions(a_);
-    session.check_questions(b_);
+    session.require_judgeable(a_);
+    session.require_judgeable(b_);
     session.run_all([&](Attempt& attempt) {
       session.judge_by(a_, attempt);
       const Judgment before = attempt.record.judgment;

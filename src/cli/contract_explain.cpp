@@ -68,7 +68,7 @@ std::string demands_text(const Demands& demands) {
   return demands.determinism ? "determinism" : demands.batch_invariance ? "batch invariance" : "nothing about its bits";
 }
 
-/// The bound computed from the gate's numbers for this output; "" for metrics of the whole output.
+/// The bound computed from the gate's numbers for this output; "" if the gate's numbers already say it.
 std::string worked_example(const Gate& gate, const ExplainedOutput& output) {
   const PreparedGate prepared(gate, output.dtype, output.terms);
   const std::string_view arithmetic = info(output.dtype == DType::f64 ? DType::f64 : DType::f32).name;
@@ -87,9 +87,25 @@ std::string worked_example(const Gate& gate, const ExplainedOutput& output) {
       return fmt::format(
           "the bits of {}'s tensor cores: {}, one accumulator, then a bias if there is one, one rounding",
           modelled_arch(gate).key, to_string(model_order(gate)));
-    default:
-      return "";
+    case Metric::ulp:
+    case Metric::rel_l2:
+    case Metric::cosine:
+    case Metric::block_rel_l2:
+    case Metric::max_vs_baseline:
+    case Metric::vs_baseline:
+    case Metric::vs_reference:
+    case Metric::bound_rms:
+    case Metric::noise_rms:
+    case Metric::bias_t:
+    case Metric::identities:
+    case Metric::max_abs_dlogp:
+    case Metric::k3_mean:
+    case Metric::k3_max:
+    case Metric::ratio_deviation:
+    case Metric::clip_flips:
+      break;
   }
+  return "";
 }
 
 /// "finite numbers in masked keys  by overlays[0]"

@@ -20,12 +20,12 @@ struct Launcher {
   int32_t processes = 0;  ///< 0: the variable does not give the number
 };
 
-/// What a launcher of MPI left in the environment; nothing if this is a single process. Throws InputError for a
-/// variable that holds no number of processes.
+/// The job that a launcher of MPI describes in the environment; nothing if this is a single process. Throws InputError
+/// for a variable that holds no number of processes.
 std::optional<Launcher> launcher_of(const Environment& environment);
 
-/// launcher_of() if the selected operators include some whose cases ranks share, otherwise nothing. Of several
-/// processes, throws EnvironmentError if this build has no MPI, and InputError for flags that need a single process.
+/// launcher_of() if a selected operator is tensor-parallel, otherwise nothing. With several processes, throws
+/// EnvironmentError if this build has no MPI, and InputError for flags that need a single process.
 std::optional<Launcher> launcher_for_ranks(const RunOptions& run, const Environment& environment, bool has_mpi);
 
 }  // namespace checkop

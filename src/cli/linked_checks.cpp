@@ -140,7 +140,7 @@ LinkedOutcome check(checkop_kernel kernel, const std::vector<std::string>& argum
 
   const Contract contract = load_contract(run);
   Session session(run, select_checks(run));
-  session.check_questions(contract);
+  session.require_judgeable(contract);
   session.plan_for(contract);
   session.find_proofs();
   Report report;

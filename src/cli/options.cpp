@@ -65,8 +65,8 @@ void note_given(const CLI::App& app, RunOptions& run) {
   }
 }
 
-/// Draws the seeds of --secret-seed, which then count as given. They have 53 bits, so that a reader of the JSON report
-/// that holds numbers as doubles has them exactly.
+/// Draws the seeds of --secret-seed, which then count as given. They have 53 bits, so that readers of the JSON report
+/// that keep numbers as doubles have them exactly.
 void draw_seeds(RunOptions& run) {
   if (!run.secret_seed) return;
   for (const char* flag : {"--seed", "--grad-seed", "--inputs", "--replay"}) {

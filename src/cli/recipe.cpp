@@ -113,7 +113,7 @@ int recipe_command(const Options& options) {
   run.checks = {"accuracy"};
   const Contract contract = load_contract(run);
   const Session session(run, select_checks(run));
-  session.check_questions(contract);
+  session.require_judgeable(contract);
   if (!run.json_file.empty()) require_writable(run.json_file);
   RecipeTable table;
   session.run_all([&](Attempt& attempt) {

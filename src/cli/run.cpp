@@ -126,7 +126,7 @@ int run_checks(const Options& options, const OtherRanks* others) {
     list_checks(options.run, here);
     return selection.checks.empty() ? 3 : 0;
   }
-  session.check_questions(contract);
+  session.require_judgeable(contract);
   if (others != nullptr) require_processes(selection, *others);
   session.plan_for(contract);
   session.find_proofs();

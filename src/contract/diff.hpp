@@ -30,8 +30,8 @@ std::vector<Change> diff_output(const Contract& a, const Contract& b, const Case
 /// and the expected failures.
 std::vector<Change> diff_case(const Contract& a, const Contract& b, const Case& c, const Subject& subject, double work);
 
-/// Architectures and candidates that overlays and known failures of either contract name, "" first. A glob of
-/// candidates stands for a name: '*' removed, '?' replaced by 'x'.
+/// The architectures and candidates named by overlays and known failures of either contract, "" first. A glob of
+/// candidates is replaced by a name that it matches: '*' removed, '?' replaced by 'x'.
 std::vector<std::string> archs_named(const Contract& a, const Contract& b);
 std::vector<std::string> candidates_named(const Contract& a, const Contract& b);
 

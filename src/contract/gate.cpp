@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cstdlib>
 
 namespace checkop {
 namespace {
@@ -77,6 +78,39 @@ static_assert(table_is_in_order(), "kTable has every Metric, in the order of the
 
 const Entry& entry(Metric metric) { return kTable.at(static_cast<size_t>(metric)); }
 
+/// What one value of a metric is computed from.
+enum class Scope : uint8_t { element, output, tokens };
+
+// Without a default, so that a new metric does not compile until it has a scope.
+Scope scope_of(Metric metric) {
+  switch (metric) {
+    case Metric::bound_ratio:
+    case Metric::atol_rtol:
+    case Metric::bits:
+    case Metric::ulp:
+      return Scope::element;
+    case Metric::rel_l2:
+    case Metric::cosine:
+    case Metric::block_rel_l2:
+    case Metric::max_vs_baseline:
+    case Metric::vs_baseline:
+    case Metric::vs_reference:
+    case Metric::bound_rms:
+    case Metric::noise_rms:
+    case Metric::bias_t:
+    case Metric::identities:
+    case Metric::bits_of_model:
+      return Scope::output;
+    case Metric::max_abs_dlogp:
+    case Metric::k3_mean:
+    case Metric::k3_max:
+    case Metric::ratio_deviation:
+    case Metric::clip_flips:
+      return Scope::tokens;
+  }
+  std::abort();  // no Metric
+}
+
 }  // namespace
 
 std::string_view to_string(Metric metric) { return entry(metric).name; }
@@ -90,11 +124,11 @@ std::span<const Metric> all_metrics() {
   return kAll;
 }
 
-bool is_elementwise(Metric metric) { return metric <= Metric::ulp; }
+bool is_elementwise(Metric metric) { return scope_of(metric) == Scope::element; }
 
 bool is_of_bits(Metric metric) { return metric == Metric::bits || metric == Metric::bits_of_model; }
 
-bool is_of_tokens(Metric metric) { return metric >= Metric::max_abs_dlogp; }
+bool is_of_tokens(Metric metric) { return scope_of(metric) == Scope::tokens; }
 
 TokenQuantity token_quantity(const OutputSpec& output) {
   if (output.numerics != Numerics::logprob) return TokenQuantity::none;

@@ -15,8 +15,8 @@
 namespace checkop {
 
 /// Notation: c_i is an element of the candidate's output as stored, y_i of the gold, r(y) the gold rounded once to the
-/// output's dtype, E_i the allowed error of the computation and B_i the whole bound, both from element_bound(). A
-/// metric fails unless achieved <= limit, so a NaN fails.
+/// output's dtype, E_i the allowed error of the computation and B_i the whole bound, both from element_bound(). A gate
+/// holds only if achieved <= limit, so a NaN fails.
 enum class Metric : uint8_t {
   // Metrics of every element: the worst one decides.
   bound_ratio,  ///< |c - y| / B; see element_bound()

@@ -12,18 +12,18 @@
 
 namespace checkop {
 
-/// Bit patterns of one element type: quiet NaNs with a payload for floats, but for `output[1]`, which looks like a
-/// result, so that a kernel can't tell by NaN what is still to be written; odd patterns for integers. All patterns
-/// differ. So an element that holds `output[0]` after the first launch and `output[1]` after the second was not
-/// written.
+/// Bit patterns of one element type. For floats they are quiet NaNs with a payload, except `output[1]`, which looks
+/// like a result, so that a kernel can't recognise unwritten elements by NaN. For integers they are unlikely numbers.
+/// All patterns differ, so an element that holds `output[0]` after the first launch and `output[1]` after the second
+/// was not written.
 struct Poison {
   uint64_t output[2];
   uint64_t guard;
 };
 const Poison& poison_of(DType dtype);
 
-/// Replaces the patterns by others, made of `seed`, in this process and those that it forks later: who does not know
-/// the seed does not know them. Not where ranks are processes, which would each have their own.
+/// Replaces the patterns by others made of `seed`, in this process and in processes that it forks later, so that code
+/// without the seed can't know them. Do not call it if ranks are processes: each would have its own patterns.
 void draw_poison(uint64_t seed);
 
 /// output[kind], as another value of its kind for each `draw` but 0.
@@ -35,12 +35,12 @@ uint64_t next_draw();
 inline constexpr int64_t kGuardElements = 4096;
 
 /// A guard band, `count` elements that begin `offset` bytes past a 256-byte boundary, and another guard band. A guard
-/// band has at least kGuardElements elements and least_guard_bytes() bytes; the one in front takes all that another
-/// process can reach besides. `offset` is a multiple of the element size.
+/// band has at least kGuardElements elements and least_guard_bytes() bytes; the front band also covers everything else
+/// in the block that another process can reach. `offset` is a multiple of the element size.
 class GuardedBuffer {
  public:
-  /// `what` begins every message: "output 'dlogits'". `unit` is the word for an element in messages. `access` is that
-  /// of a candidate in another process.
+  /// `what` begins every message: "output 'dlogits'". `unit` is the word for an element in messages. `access` is what a
+  /// candidate in another process may do.
   GuardedBuffer(DeviceMemory& device, DType dtype, int64_t count, std::string what, std::string unit = "element",
                 size_t offset = 0, Access access = Access::none);
   ~GuardedBuffer();

@@ -270,8 +270,8 @@ class CudaDevice final : public Device {
  private:
   static constexpr int kThreads = 256;
 
-  /// Takes back what a launch may have set aside of the L2 cache, which reading does not flush. Not every device has
-  /// it.
+  /// Resets the part of the L2 cache that a launch may have set aside as persisting, since reading does not evict it.
+  /// Not every device has this.
   void release_cache() {
     size_t reserved = 0;
     if (cudaDeviceGetLimit(&reserved, cudaLimitPersistingL2CacheSize) != cudaSuccess) {

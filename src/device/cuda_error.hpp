@@ -27,7 +27,7 @@ inline void check(cudaError_t status, std::string_view doing,
   if (status == cudaSuccess) return;
   (void)cudaGetLastError();
   // After errors such as an illegal address, an assert or an ECC error, every later call fails too. A list of such
-  // errors would be incomplete with the next driver, so this tries a harmless call instead.
+  // errors would be incomplete with the next driver, so this function tries a harmless call instead.
   const bool sticky = cudaDeviceSynchronize() != cudaSuccess;
   (void)cudaGetLastError();
   if (status == cudaErrorMemoryAllocation && !sticky) throw OutOfMemory(describe(status, doing, at));

@@ -69,8 +69,8 @@ class CudaLaunches {
     return Stream(stream);
   }
 
-  /// The contending work ends when the launch does, and by itself after a second. Otherwise a candidate that needs the
-  /// whole device, or all its blocks to run at once, would wait forever.
+  /// The contending work ends when the launch ends, or by itself after a second: a candidate that needs the whole
+  /// device, or all its blocks at once, would otherwise wait forever.
   void run_contended(int percent, const std::function<bool()>& launch) {
     constexpr std::chrono::milliseconds kMostStart{200}, kMost{500};
     constexpr uint64_t kMostHeldNs = 1'000'000'000;

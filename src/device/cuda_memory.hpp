@@ -42,8 +42,8 @@ class CudaMemory {
     return cudaSuccess;
   }
 
-  /// Overwrites the block on `stream` before it is reused. Its content must not reach a candidate through memory that
-  /// it allocates or an old address. All bits set is a NaN in every floating-point type.
+  /// Overwrites the block on `stream` before it is reused, so that a candidate can't read its content through memory
+  /// that it allocates or through an old address. All bits set is a NaN in every floating-point type.
   void free(std::byte* memory, cudaStream_t stream) noexcept {
     const auto found = rooms_.find(memory);
     if (found == rooms_.end()) return;

@@ -59,8 +59,8 @@ class CpuDevice final : public Device {
 
   void* stream() override { return nullptr; }
 
-  /// Short, because inaccessible memory follows it (map_apart()), and touching pages takes time. In an arena that is
-  /// mapped as a whole the next block follows.
+  /// Short, because touching pages takes time and inaccessible memory follows (map_apart()). In an arena that is mapped
+  /// as a whole, the next block follows instead.
   size_t least_guard_bytes() const override { return shared_ && !by_block_ ? kMostGuardBytes : 8192; }
 
   std::shared_ptr<SharedMemory> share_memory(bool read_only_inputs) override {

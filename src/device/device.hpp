@@ -117,9 +117,9 @@ class DeviceTimer {
   /// the stream. Writes nothing, since modified lines would be written back while the next launch is timed.
   virtual void flush_cache() = 0;
   /// Milliseconds of the work that `enqueue` puts on the stream, measured with events; on the CPU with the clock. The
-  /// stream first idles for `cover_us`, so that the host gets ahead and launch overhead is not in the result, and then
-  /// does what `prepare` puts on it: what ran beside the stream until then ran on what was there before. Waits for the
-  /// end of all work on the device; what goes on elsewhere when the stream is done counts.
+  /// stream first idles for `cover_us`, so that the host gets ahead and launch overhead is not measured. It then runs
+  /// the work of `prepare`, so that work which a candidate hid beside the stream sees only the earlier data. Waits for
+  /// the end of all work on the device; work elsewhere that outlasts the stream counts.
   virtual double time_ms(const std::function<void()>& enqueue, double cover_us,
                          const std::function<void()>& prepare) = 0;
 };

@@ -25,8 +25,8 @@ class GuestDevice {
   virtual void* stream() = 0;
   /// Makes this the device of the calling thread.
   virtual void make_current() = 0;
-  /// Maps the `bytes` bytes behind a descriptor at an address that is drawn anew, between addresses that can't be
-  /// touched. Kernels may write there, or only read.
+  /// Maps the `bytes` bytes behind a descriptor at a random address between inaccessible addresses. Kernels may write
+  /// there, or only read.
   virtual std::unique_ptr<BorrowedMemory> map(int descriptor, size_t bytes, bool is_writable) = 0;
   /// As DeviceStream::run(), and waits for the work on all streams.
   virtual void run(const std::string& what, const LaunchMode& mode, const std::function<bool()>& launch) = 0;

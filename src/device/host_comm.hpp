@@ -22,8 +22,8 @@ class HostComm {
   HostComm& operator=(const HostComm&) = delete;
 
   checkop_host_comm* of(int32_t rank) { return &ends_[static_cast<size_t>(rank)].comm; }
-  /// Call when a rank has returned from its launch, since it joins no further exchange. If it has failed, all ranks'
-  /// exchanges fail from then on.
+  /// Call when a rank has returned from its launch: it joins no further exchange. If the rank has failed, all exchanges
+  /// fail from then on.
   void leave(int32_t rank, bool failed = false);
   /// Makes all further exchanges fail. `reason` is their error, unless there is one already.
   void break_off(std::string reason);

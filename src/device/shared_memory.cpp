@@ -40,6 +40,7 @@ class MemfdArena final : public Arena {
 
   Descriptor open() const override {
     const int copy = fcntl(memory_.fd(), F_DUPFD_CLOEXEC, 0);
+    // lint: allow message, no descriptor left
     if (copy < 0) throw DeviceError(fmt::format("pass on shared memory: {}", std::strerror(errno)), /*sticky=*/false);
     return Descriptor(copy);
   }
@@ -66,9 +67,18 @@ SharedMemory::SharedMemory(ArenaKind kind) : kind_(std::move(kind)) {}
 
 size_t SharedMemory::block_bytes(size_t bytes) const {
   static const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  const size_t unit = kind_.blocks == Blocks::packed      ? kAlignment
-                      : kind_.blocks == Blocks::own_pages ? page
-                                                          : kind_.granularity;
+  size_t unit = 0;
+  switch (kind_.blocks) {
+    case Blocks::packed:
+      unit = kAlignment;
+      break;
+    case Blocks::own_pages:
+      unit = page;
+      break;
+    case Blocks::own_arenas:
+      unit = kind_.granularity;
+      break;
+  }
   return round_up(std::max<size_t>(bytes, 1), unit);
 }
 

@@ -21,8 +21,8 @@ struct GoldRow {
 ///   E = (growth + bias_ulps*h*u)*magnitude + u*rounding + spread
 ///       + the smallest normal number of the arithmetic
 ///   bound = E + half an ulp of `out` at |value| + E;   0 if value, magnitude, rounding and spread are all 0
-/// u is the unit roundoff of the arithmetic: fp32, or fp64 for fp64 outputs. What a sum of h roundings adds exceeds
-/// lambda standard deviations with probability 2*exp(-lambda^2/2) at most.
+/// u is the unit roundoff of the arithmetic: fp32, or fp64 for fp64 outputs. The error of a sum with h roundings
+/// exceeds lambda standard deviations with probability 2*exp(-lambda^2/2) at most.
 ///
 /// Source: Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41 (2019).
 double element_bound(const Gate& gate, DType out, int64_t terms, double value, double magnitude, double rounding,
@@ -35,7 +35,7 @@ double residual_bound(const Gate& gate, DType out, int64_t terms, const Residual
 struct PreparedGate {
   PreparedGate(const Gate& gate, DType out, int64_t terms);
 
-  /// The largest error that passes; negative if the gate compares bits.
+  /// The largest error that passes; negative if the gate does not limit the error of an element.
   double allowed(double value, double magnitude, double rounding, double spread = 0) const {
     const double size = value < 0 ? -value : value;
     switch (gate.metric) {
@@ -43,9 +43,27 @@ struct PreparedGate {
         return gate.limit * bound(size, magnitude, rounding, spread);
       case Metric::atol_rtol:
         return tolerance(size);
-      default:
-        return -1;
+      case Metric::bits:
+      case Metric::ulp:
+      case Metric::rel_l2:
+      case Metric::cosine:
+      case Metric::block_rel_l2:
+      case Metric::max_vs_baseline:
+      case Metric::vs_baseline:
+      case Metric::vs_reference:
+      case Metric::bound_rms:
+      case Metric::noise_rms:
+      case Metric::bias_t:
+      case Metric::identities:
+      case Metric::bits_of_model:
+      case Metric::max_abs_dlogp:
+      case Metric::k3_mean:
+      case Metric::k3_max:
+      case Metric::ratio_deviation:
+      case Metric::clip_flips:
+        break;
     }
+    return -1;
   }
 
   /// The error that atol and rtol allow at a value of magnitude `size`.
@@ -59,8 +77,8 @@ struct PreparedGate {
   double computed(double magnitude, double rounding, double spread = 0) const {
     return (growth + bias) * magnitude + unit * rounding + spread + tiny;
   }
-  /// The variance of an error of independent roundings, of which E allows lambda standard deviations, and of storing
-  /// the result; what may be biased counts as a whole.
+  /// The variance of an element's error: of independent roundings, for which E allows lambda standard deviations, and
+  /// of storing the result. Parts that may be biased count with their full size.
   double variance(double size, double magnitude, double rounding, double spread, double deviation) const {
     const double even = growth * magnitude / std::max(gate.lambda, 1.0);
     const double biased = bias * magnitude + unit * rounding + tiny;
@@ -74,8 +92,8 @@ struct PreparedGate {
     return exactly_zero ? 0 : error + half_ulp(size + error);
   }
 
-  /// The least error that the computation of a stored `got` made, over E: the exact result differs from `got` by half
-  /// an ulp at most if it was rounded once. 0 if storing the gold explains the error.
+  /// The smallest error that the computation behind a stored `got` can have had, over E. If the result was rounded
+  /// once, it differed from `got` by at most half an ulp. 0 if storing the gold explains the error.
   double least_computed(double error, double value, double magnitude, double rounding, double spread) const {
     const double size = value < 0 ? -value : value, e = computed(magnitude, rounding, spread);
     const double beyond = error - half_ulp(size + e);

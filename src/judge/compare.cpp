@@ -613,6 +613,9 @@ std::optional<PolicyMetrics> OutputComparison::State::policy() const {
 /// The result of a gate that is neither element-wise nor of identities.
 Achieved OutputComparison::State::achieved(const Gate& gate, const RowSums& sum,
                                            const std::optional<PolicyMetrics>& policy) const {
+  const auto of_tokens = [&](double PolicyMetrics::*value) -> Achieved {
+    return {policy ? (*policy).*value : kInfinity};
+  };
   switch (gate.metric) {  // no default: the compiler asks for a metric that is not here
     case Metric::rel_l2:
       return checkop::rel_l2(sum);
@@ -633,11 +636,15 @@ Achieved OutputComparison::State::achieved(const Gate& gate, const RowSums& sum,
     case Metric::noise_rms:
       return checkop::noise_rms(sum, gates.independent);
     case Metric::max_abs_dlogp:
+      return of_tokens(&PolicyMetrics::max_abs_dlogp);
     case Metric::k3_mean:
+      return of_tokens(&PolicyMetrics::k3_mean);
     case Metric::k3_max:
+      return of_tokens(&PolicyMetrics::k3_max);
     case Metric::ratio_deviation:
+      return of_tokens(&PolicyMetrics::ratio_deviation);
     case Metric::clip_flips:
-      return {policy ? policy->of(gate.metric) : kInfinity};
+      return of_tokens(&PolicyMetrics::clip_flips);
     case Metric::identities:     // judged by check_residuals()
     case Metric::bits_of_model:  // until check_model() sets it
     case Metric::bound_ratio:    // of single elements

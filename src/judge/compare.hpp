@@ -88,8 +88,8 @@ struct Comparison {
   std::optional<ElementReport> first_nonfinite;
   double max_abs = 0, mean_abs = 0;
   double mean_error = 0;  ///< signed: candidate minus gold; NaN if an element is not finite where the gold is
-  /// Of a bound_ratio gate: errors over their bounds, and the largest error that the computation must have made, beyond
-  /// storing its result, over E. See PreparedGate::least_computed().
+  /// For a bound_ratio gate: errors over their bounds, and the largest error over E that the computation must have
+  /// made, apart from storing its result. See PreparedGate::least_computed().
   std::optional<ErrorQuantiles> quantiles;
   double computed = 0;
   double max_rel = 0;    ///< over elements with |gold| > rel_floor
@@ -105,8 +105,8 @@ struct Comparison {
   std::vector<std::string> recipes;  ///< by which the output was judged, because it fails without them; see Recipe
   /// Of an output that fails: the smallest set of recipes, granted or not, by which it would pass; empty: none.
   std::vector<std::string> passes_under;
-  /// Of an output that fails, by RecipeSearch::every_set: each set by which it would pass and no part of which would
-  /// do, the smallest first.
+  /// For an output that fails, by RecipeSearch::every_set: all minimal sets of recipes under which it would pass, the
+  /// smallest first.
   std::vector<std::vector<std::string>> every_set;
   /// Of an output that fails: with finite numbers in what the operator leaves out it passes, or would by passes_under.
   bool leaks_left_out = false;

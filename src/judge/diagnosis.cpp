@@ -280,7 +280,9 @@ Pattern small_factor(const Suspect& s) {
   });
   if (seen < static_cast<int64_t>(kFew) || !fits || !(std::abs(by) > 0.01) || !(from_gold > kNearer * from_factor))
     return {};
-  return {fmt::format("it looks like {:.4g} times the gold", by), true};
+  // Two digits of its distance from 1, so that a factor never reads as 1.
+  const int digits = std::max(4, 1 - static_cast<int>(std::floor(std::log10(std::abs(by - 1)))));
+  return {fmt::format("it looks like {} times the gold", fmt::format("{:.{}g}", by, digits)), true};
 }
 
 Pattern truncated(const Suspect& s) {
@@ -399,8 +401,8 @@ std::string masked(const Suspect& s) {
   return "";
 }
 
-/// "only where q_heads is 3": all of a good part of what has that index fails, and nothing else. The last dimension and
-/// those of one or two are left to chance and to other patterns.
+/// "only where q_heads is 3": all failing elements have one index of a dimension, and a good part of the elements with
+/// it fail. Ignores the last dimension, and extents of one or two, where this happens by chance.
 std::string one_index(const Suspect& s) {
   if (const auto [first, last] = range_of(s.failures.by_row); first == last) return "";
   int64_t stride = 1;

@@ -46,8 +46,8 @@ class ErrorMapper {
     friend class ErrorMapper;
     static constexpr size_t kHistograms = 4;
     int shift_;
-    /// Several, for neighbours are often in one bin, and an increment waits for the one before it. A short row, which
-    /// takes no longer than filling them with zeros, has one.
+    /// Several histograms, because neighbours often fall into one bin, and an increment waits for the increment before
+    /// it. A short row uses one, because clearing several would take as long as the row.
     size_t n_histograms_;  ///< a power of two
     std::array<std::array<uint32_t, ErrorMap::kBins>, kHistograms> histograms_;
     std::array<double, kMostCells> largest_;  ///< of the row's cells

@@ -10,8 +10,8 @@
 
 namespace checkop {
 
-/// Shares of the elements have at most these errors over their bounds. Each but `largest` is rounded up to one of eight
-/// values per power of two, and is at least 2^-40 unless it is 0.
+/// Quantiles of the elements' errors over their bounds. Each except `largest` is rounded up to one of eight values per
+/// power of two, and is at least 2^-40 unless it is 0.
 struct ErrorQuantiles {
   double median = 0, p99 = 0, p999 = 0, largest = 0;
 };

@@ -222,8 +222,8 @@ class Judge {
     return {names, c_.dtype, unit, std::move(numbers), c_.input_mode == InputMode::constant};
   }
 
-  /// Judges output i, which fails, by the smallest set of granted recipes by which it passes. If there is none, finds
-  /// out whether it would pass by others.
+  /// Output i fails. Judges it under the smallest set of granted recipes with which it passes. If there is none, finds
+  /// out whether recipes that are not granted would let it pass.
   void try_recipes(size_t i, Comparison& result) {
     const std::vector<const Recipe*> known = recipes_of(*c_.pass, c_.pass->outputs[i].tensor, c_.dtype);
     // No rounding makes what is not finite finite. Without inputs there is only a stored gold.
@@ -244,8 +244,7 @@ class Judge {
       result.passes_under.assign(set->begin(), set->end());
   }
 
-  /// Finds the smallest sets of recipes, granted or not, under which output i, which fails, would pass. No part of such
-  /// a set is enough.
+  /// Output i fails. Finds the minimal sets of recipes, granted or not, under which it would pass.
   void find_every_set(size_t i, Comparison& result) {
     const std::vector<const Recipe*> known = recipes_of(*c_.pass, c_.pass->outputs[i].tensor, c_.dtype);
     if (known.empty() || result.nonfinite > 0 || inputs_.empty()) return;
@@ -271,8 +270,9 @@ class Judge {
     return nullptr;
   }
 
-  /// Whether output i passes by `set`, a part of `allowed`. A recipe that leaves the gold as it is only widens bounds.
-  /// So the others of `set` are first tried with all of these that are allowed: if that fails, `set` fails too.
+  /// Whether output i passes under `set`, a subset of `allowed`. Recipes that leave the gold as it is only widen
+  /// bounds. So the other recipes of `set` are first tried together with all allowed recipes of that kind: if that
+  /// fails, `set` fails too.
   bool passes_by(size_t i, const std::vector<const Recipe*>& known, const Names& set, const Names& allowed) {
     Names widest;
     for (const Recipe* recipe : known) {
@@ -281,8 +281,8 @@ class Judge {
     return passes_in_worst_row(i, widest) && judged_by(widest)[i].out_of_bound == 0 && judged_by(set)[i].passed();
   }
 
-  /// Whether the worst element's row of output i is within its bounds under `set`: where it is not, the whole gold,
-  /// which takes much longer, has nothing to add. True where the gold can't compute single rows.
+  /// Whether the row of output i's worst element is within its bounds under `set`. If it is not, the much slower gold
+  /// of all rows is not needed. True if the gold can't compute single rows.
   bool passes_in_worst_row(size_t i, const Names& set) {
     const OutputSpec& output = c_.pass->outputs[i];
     if (stored_ || !output.sampled || !plain_worst_[i]) return true;

@@ -57,19 +57,19 @@ enum class RecipeSearch : uint8_t {
 /// `rows` comes from sample_rows(). Rows without gold are checked by the operator's identities, if the pass has any.
 /// Comparison::would_pass names the trivial answers that all gates accept. If the element-wise gates accept an answer
 /// and the contract has other gates, the answer is generated and judged, which runs the gold again.
-/// An output that fails is judged once more by the sets of granted recipes, the smallest first; Comparison::recipes
-/// names the set by which it passes. If there is none, Comparison::passes_under says which set of others would do,
-/// unless the gold takes too long. If `stored` is set, all gold rows are taken from it, and failures are diagnosed only
-/// if there is `emulated`.
+/// An output that fails is judged once more under the sets of granted recipes, the smallest first; Comparison::recipes
+/// names the set under which it passes. If there is none, Comparison::passes_under names a set of other recipes under
+/// which it would pass, unless the gold takes too long. If `stored` is set, all gold rows come from it, and failures
+/// are diagnosed only if `emulated` is set.
 std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& inputs,
                                       const std::vector<Tensor>& outputs, const Contract& contract,
                                       const Subject& subject, unsigned threads, const std::vector<RowSet>& rows = {},
                                       GoldTimes* times = nullptr, const GoldReplay& stored = {},
                                       RecipeSearch search = RecipeSearch::granted, EmulatedFaults* emulated = nullptr);
 
-/// Whether `contract` judges the outputs by a run with finite numbers in what the operator leaves out, given the
-/// comparisons of the run with NaN there: all outputs that fail are granted it. `with_nan` is empty if that run gave no
-/// outputs.
+/// Whether `contract` judges the outputs by a second run, with finite numbers instead of NaN in the elements that the
+/// operator leaves out. `with_nan` holds the comparisons of the run with NaN, empty if it gave no outputs: every output
+/// that fails there must be granted the second run.
 bool accepts_finite(const Case& c, const std::vector<Comparison>& with_nan, const Contract& contract,
                     const Subject& subject);
 

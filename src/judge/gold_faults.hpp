@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds the known faults of the operator that explain wrong outputs: their emulation must give the elements that pass
-// as well as those that fail.
+// Finds the known faults of the operator that explain wrong outputs: the emulation of such a fault must reproduce both
+// the elements that pass and the elements that fail.
 #pragma once
 
 #include <map>
@@ -73,9 +73,8 @@ class EmulatedFaults {
 /// Whether the gold of the whole case costs no more than any diagnosis may.
 bool has_cheap_gold(const JudgedOutputs& judged);
 
-/// By output, the known faults that explain it. Work is limited to about that of the check itself, counted in
-/// operations: of a large case, only some rows of the batch are emulated. Nothing is explained where even those take
-/// too long.
+/// For each output, the known faults that explain it. The work is limited to about that of the check itself, counted in
+/// operations: for a large case, only some rows of the batch are emulated, or none if even those take too long.
 std::vector<KnownFaults> known_faults(const JudgedOutputs& judged, EmulatedFaults& emulated);
 
 /// "is as where the last tile of a sum is left out (last_tile_skipped)", "looks like that of a kernel where ...", for

@@ -17,8 +17,8 @@ double logp_error(TokenQuantity quantity, const Token& t) {
   return std::isnan(d) ? kInfinity : d;
 }
 
-/// A token whose probability is 0 in fp32. No policy samples it, and a finite error of its log-probability, of which
-/// one rounding can be 0.002 at -50000, is none of the divergence.
+/// A token whose probability is 0 in fp32. No policy samples it, so a finite error of its log-probability adds nothing
+/// to the divergence; one rounding at -50000 can be 0.002.
 bool is_impossible(TokenQuantity quantity, const Token& t) {
   constexpr double kLeast = -104;  // exp(-104) is below 2^-150
   return quantity == TokenQuantity::logp && std::isfinite(t.gold) && t.gold < kLeast && std::isfinite(t.got);
@@ -36,23 +36,6 @@ bool flips(TokenQuantity quantity, const Token& t, double d, double eps) {
 }
 
 }  // namespace
-
-double PolicyMetrics::of(Metric metric) const {
-  switch (metric) {
-    case Metric::max_abs_dlogp:
-      return max_abs_dlogp;
-    case Metric::k3_mean:
-      return k3_mean;
-    case Metric::k3_max:
-      return k3_max;
-    case Metric::ratio_deviation:
-      return ratio_deviation;
-    case Metric::clip_flips:
-      return clip_flips;
-    default:
-      return kInfinity;
-  }
-}
 
 PolicyMetrics policy_metrics(TokenQuantity quantity, std::span<const Token> tokens, double clip_eps) {
   PolicyMetrics m;

@@ -32,8 +32,6 @@ struct PolicyMetrics {
   int64_t tokens = 0;
   double max_abs_dlogp = 0, k3_mean = 0, k3_max = 0, ratio_deviation = 0, clip_flips = 0;
   double clip_eps = 0.2;
-
-  double of(Metric metric) const;  ///< `metric` must be is_of_tokens()
 };
 PolicyMetrics policy_metrics(TokenQuantity quantity, std::span<const Token> tokens, double clip_eps);
 

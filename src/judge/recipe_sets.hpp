@@ -12,15 +12,15 @@ namespace checkop {
 
 using RecipeSet = std::vector<std::string_view>;
 
-/// The sets of some of the recipes in which none excludes another: the smallest first, of those of one size the ones
-/// with the fewest allowances.
+/// All nonempty sets of the recipes in which no recipe excludes another: the smallest first, and among sets of one size
+/// those with the fewest allowances.
 std::vector<RecipeSet> recipe_sets(const std::vector<const Recipe*>& recipes);
 
 bool is_part_of(const RecipeSet& part, const RecipeSet& whole);
 
-/// The first of recipe_sets(recipes) that has, for each output of `passing`, a part by which that output passes: its
-/// grant lets all of them pass, since a grant is a permission. Empty if there are no outputs, nullopt if there is no
-/// such set.
+/// The first of recipe_sets(recipes) that contains, for each output of `passing`, a set under which this output passes.
+/// Granting it lets all outputs pass, since a grant is a permission. Empty if there are no outputs; nullopt if there is
+/// no such set.
 std::optional<RecipeSet> smallest_for_all(const std::vector<const Recipe*>& recipes,
                                           const std::vector<std::vector<RecipeSet>>& passing);
 

@@ -40,8 +40,8 @@ struct Perturbed {
 };
 
 /// Approximate multiply-adds of the pass: for each output, its elements times the length of their sums.
-/// gold_work() is an upper bound. It multiplies dimensions that are added up (cached and new keys) and dimensions that
-/// share each other (query heads and key heads).
+/// gold_work() is an upper bound. It multiplies dimensions that should be added (cached and new keys) or counted once
+/// (query heads and key heads).
 double work_of(const Case& c) {
   double of_sums = 0;
   for (const OutputSpec& spec : c.pass->outputs) {
@@ -307,7 +307,7 @@ Proof find_proof(std::span<const Case* const> cases, unsigned threads, bool on_g
   for (const InputMode mode : {tried.input_mode, InputMode::wide}) {
     tried.input_mode = mode;
     // work_of() is rough, so a step that took little time may be followed by a larger one. The limit is long enough for
-    // a busy machine: what can be proven must not depend on the load.
+    // a busy machine, because the result must not depend on the load.
     constexpr std::chrono::seconds kShort{20};
     auto start = std::chrono::steady_clock::now();
     for (const double work : {1e6, 3e7, 5e8}) {

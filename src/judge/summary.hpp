@@ -73,19 +73,19 @@ Achieved vs_reference(const RowSums& total);
 /// roundings, so right candidates have an rms of 1/6 or less: an element is near its bound once in 1e8. Coarser
 /// arithmetic puts all errors near their bounds, without exceeding them. For outputs as precise as the arithmetic: in
 /// 16-bit outputs the final rounding fills the bound evenly, with an rms of 0.58.
-/// Rows whose gold and errors are the same count once: equal inputs make one error, not many. If this leaves fewer than
-/// four elements that err, nothing is known of their rms, and it is 0.
+/// Rows with the same gold and errors count once, because equal inputs make one error, not many. If fewer than four
+/// elements with errors remain, their rms says nothing, and the result is 0.
 Achieved bound_rms(std::span<const RowSums> rows);
 
-/// rms of the errors over the standard deviation that unbiased roundings have (PreparedGate::variance()), over what
-/// right candidates reach with so few independent errors:
+/// rms of the errors, divided by the standard deviation of unbiased roundings (PreparedGate::variance()), and divided
+/// by the largest value that right candidates reach with so few independent errors:
 ///   sqrt(mean((c - y)^2/variance) / (1 + 2*sqrt(x/k) + 2*x/k)),  x = 25
 /// `independent`: see Gates. k is the number of elements, or min(rows, independent) where the elements of a row, or
 /// rows, share their errors, as dq does the rounding of o.
 /// For k independent normal errors the mean square exceeds 1 + 2*sqrt(x/k) + 2*x/k with probability exp(-x), 1e-11. If
 /// groups of elements err alike, of which none is larger than n/k, the same holds with k.
-/// A right candidate has about 1 or less, for the bounds that variances are made of are above what roundings do. A
-/// result that is truncated has up to 2. Finds what a spread hides that is wide enough for single elements: see
+/// A right candidate has about 1 or less, because the bounds behind the variances are above the actual roundings. A
+/// truncated result has up to 2. Finds errors that hide in a spread that is wide enough for single elements; see
 /// GoldRows.
 /// Source: Laurent and Massart, "Adaptive estimation of a quadratic functional by model selection", Annals of
 /// Statistics 28 (2000), lemma 1.
@@ -98,9 +98,8 @@ Achieved noise_rms(const RowSums& total, int64_t independent);
 /// z uses r(y), not y, because the gold's own rounding error is known and says nothing about the candidate.
 /// If E < h, an element within its bound is one of the two right numbers and says nothing. So equal inputs, which
 /// repeat one error many times, can't add up.
-/// `a` is the bias that is allowed: library functions, tensor cores that truncate, and the share of a sum's roundings
-/// that the contract grants (equal terms round to the same side).
-/// With S and A the sums of z and a over a row:
+/// `a` is the allowed bias: of library functions, of tensor cores that truncate, and the share of a sum's roundings
+/// that the contract grants (equal terms round to the same side). With S and A the sums of z and a over a row:
 ///   t = max(0, |sum S| - sum A) / sqrt(sum (|S| + A)^2)
 /// Derivation: let S = b + X with |b| <= A, X symmetric about 0 and rows independent. Then |sum S| - sum A <= |sum X|
 /// and X^2 <= (|S| + A)^2. Given all |X|, their signs are fair coins, so P(t > x) <= 2*exp(-x^2/2) (Hoeffding). That is

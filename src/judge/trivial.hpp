@@ -34,7 +34,7 @@ class TrivialAnswers {
   void look(int64_t row, const GoldRow& gold);
 
   /// Whether the answer differs from the gold. With a single row or element, next_row or constant equals the gold. So
-  /// does next_row where the gold is all zeros, whatever small numbers the candidate has in their place.
+  /// does next_row if the gold is all zeros, whatever small numbers the candidate computed.
   bool is_wrong(Trivial answer) const {
     return state(answer).wrong && (answer != Trivial::next_row || state(Trivial::zeros).wrong);
   }

@@ -39,7 +39,7 @@ bool is_of_numbers(const Judgment& judgment);
 std::vector<std::string> causes(const Case& c, const std::vector<Comparison>& comparisons);
 
 /// Exit code of a whole run, in the documented priority: 4, 1, 3, 0. 3 means that nothing ran or a check was
-/// unsupported. 1 also if more than `max_skip` checks were skipped.
+/// unsupported. The code is also 1 if more than `max_skip` checks were skipped.
 int exit_code(const std::vector<Verdict>& verdicts, const std::optional<int64_t>& max_skip = {});
 
 Shape unravel(const Shape& shape, int64_t index);            ///< the coordinates of a flat index

@@ -98,8 +98,8 @@ void toggle_input(const Operator& op, const Pass& pass, const checkop_call& call
   static_cast<unsigned char*>(first_float_input(call).data)[0] ^= 1U;
 }
 
-/// Takes the element of output 0 that is closest to the middle between two numbers and rounds it the other way. Its
-/// bits change, but it stays as accurate, so only a comparison of bits finds it. Looks at the first `count` elements.
+/// Rounds one element of output 0 the other way: the one that is closest to the middle between two numbers. Its bits
+/// change but it stays as accurate, so only a comparison of bits finds it. Looks at the first `count` elements.
 void round_a_tie_the_other_way(const Site& s, int64_t count) {
   const DType dtype = s.dtype(0);
   const auto stored_value = [&](size_t e) {

@@ -230,8 +230,8 @@ class Trials {
     }
   }
 
-  /// As Session judges a candidate: by its outputs with finite numbers in what is left out, where the contract accepts
-  /// that. There a fault may change nothing.
+  /// As Session judges a candidate: if the contract accepts it, by its outputs with finite numbers in the left-out
+  /// elements. A fault may change nothing in these outputs.
   Trial judged_of_data(const std::vector<Tensor>& wrong, const FaultSpec& fault,
                        const std::vector<std::string>& recipes) {
     Trial trial = judged(wrong);

@@ -37,8 +37,8 @@ struct Trial {
 };
 
 /// Tries all controls and faults of `c` under `contract`: orders of addition and faults of the pass's emulation, result
-/// faults for each output, and behaviour faults. Determined by the case's seed. Returns nothing for a case without
-/// rows. Needs 24 bytes per element of the outputs. `diagnoses`: fills in Trial::cause.
+/// faults for each output, and behaviour faults. The case's seed determines the result. Returns nothing for a case
+/// without rows. Needs 24 bytes per element of the outputs. `diagnoses`: fills in Trial::cause.
 std::vector<Trial> try_contract(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads,
                                 bool diagnoses = false);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recipes: the points at which kernels in use round an intermediate value that the gold keeps exact, and what such a
-// rounding may cost.
+// Recipes: points at which kernels in use round an intermediate value that the gold keeps exact, and the error that
+// such a rounding may add.
 #pragma once
 
 #include <algorithm>
@@ -24,9 +24,9 @@ struct Recipe {
   std::string_view formula;        ///< "o = sum_j round(p_j) v_j"
   std::string_view source;         ///< kernels that round there
   std::string_view excludes = "";  ///< recipes of the same pass that no kernel has together with this one
-  /// Of an allowance: how many errors of an output's elements are independent, at least. "": those of all elements.
-  /// Dims, "batch q_heads q_seq": of the elements of one row (the last dimension) one, and of all no more than their
-  /// product.
+  /// For an allowance: a lower bound on how many errors of an output's elements are independent. "": all of them. Dims
+  /// such as "batch q_heads q_seq": one per row (the last dimension), and in all no more than the product of these
+  /// dims.
   std::string_view independent = "";
   /// Of an allowance: the gold rounds, too, where the roundings are too large to be allowed for.
   bool rounds_large = false;
@@ -45,7 +45,7 @@ struct Rounded {
   double slack;  ///< 0 unless the exact value lies so near to a tie that a kernel may round it to the other side
 };
 
-/// What the roundings of a sum's terms may add to its error: `most`, and the standard deviation of what they add. They
+/// The error that roundings of a sum's terms may add: the largest (`most`) and its standard deviation. These roundings
 /// have no bias.
 struct Spread {
   double most = 0, deviation = 0;
@@ -87,8 +87,8 @@ class ActiveRecipes {
   static double round_to_tf32(double x);
 
   double case_unit() const { return unit_roundoff(dtype_); }
-  /// |x|, or the smallest normal number of the dtype of the case: times case_unit(), the error of rounding x, even if
-  /// x is subnormal there. Also that of a zero that a kernel may miss by a little.
+  /// |x|, but at least the smallest normal number of the dtype of the case. Times case_unit() it bounds the error of
+  /// rounding x, even if x is subnormal in that dtype, or 0 and a kernel computes a tiny number.
   double size(double x) const { return std::max(std::abs(x), std::ldexp(1.0, info(dtype_).min_exponent)); }
 
   /// An absolute error as a coefficient of the unit roundoff, for GoldRows::rounding.
@@ -97,7 +97,7 @@ class ActiveRecipes {
   ///   deviation = u_case*sqrt(sum t^2/3),  most = min(lambda*deviation, u_case*sum |t|)
   /// Rounding to nearest errs by at most u_case*|t|, spread at least as evenly as a uniform error; so the error of the
   /// sum is sub-Gaussian with this deviation, and exceeds lambda of it with probability 2*exp(-lambda^2/2) at most.
-  /// Equal terms err alike: then both are u_case*sum |t|. Equal inputs make all terms equal.
+  /// Equal terms have equal errors: then both are u_case*sum |t|. Equal inputs make all terms equal.
   /// Source: Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41
   /// (2019).
   Spread of_terms(int output, double squares, double sizes, bool equal = false) const {

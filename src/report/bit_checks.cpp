@@ -61,11 +61,21 @@ Json axes(const CaseRecord& record, size_t index) {
   return list;
 }
 
+std::string_view to_string(Sensitivity::State state) {
+  switch (state) {
+    case Sensitivity::State::measured:
+      return "measured";
+    case Sensitivity::State::not_applicable:
+      return "not applicable";
+    case Sensitivity::State::not_measured:
+      return "not measured";
+  }
+  return "?";
+}
+
 Json sensitivity(const Sensitivity& found) {
-  using State = Sensitivity::State;
-  const bool measured = found.state == State::measured;
-  const char* const otherwise = found.state == State::not_applicable ? "not applicable" : "not measured";
-  return {{"state", measured ? "measured" : otherwise},
+  const bool measured = found.state == Sensitivity::State::measured;
+  return {{"state", to_string(found.state)},
           {"why", found.why},
           {"emulated", found.elements},
           {"changed", found.changed},

@@ -11,12 +11,12 @@
 
 namespace checkop {
 
-/// For each output: how repetition and each axis changed its bits, and what the data could show. Included even if the
-/// contract does not demand it.
+/// For each output: how repetition and each axis changed its bits, and what the data could show. Includes axes that the
+/// contract does not demand.
 nlohmann::json bit_checks(const CaseRecord& record);
 
-/// The candidate's messages about its launches, and the numbers of rows with which it gave them: shows where a
-/// candidate that names its variant changes it. Empty if nothing ran.
+/// The candidate's messages about its launches, each with the numbers of rows that led to it. If a candidate names its
+/// variant, this shows where it changes. Empty if nothing ran.
 nlohmann::json variants(const CaseRecord& record);
 
 /// "1-9, 15-17, 40"

@@ -54,7 +54,9 @@ std::vector<std::string> notes_of(const ReadReport& before, const ReadReport& af
   const auto name = [](const ReadReport& report) { return report.shard ? report.shard->name() : "a whole run"; };
   if (name(before) != name(after))
     notes.push_back(fmt::format("different run shards: {}, now {}", name(before), name(after)));
-  if (other_data > 0) notes.push_back(fmt::format("{} checks have other data than before", other_data));
+  if (other_data > 0)
+    notes.push_back(
+        fmt::format("{} {} other data than before", other_data, other_data == 1 ? "check has" : "checks have"));
   if (!before.complete) notes.push_back("the earlier run did not come to its end");
   if (!after.complete) notes.push_back("the later run did not come to its end");
   return notes;

@@ -170,8 +170,8 @@ bool is_granted(const Comparison& comparison, std::string_view recipe) {
                      [&](const RecipeGrant& grant) { return grant.name == recipe; });
 }
 
-/// Prints the granted rounding points that outputs needed: "o judged under p_in_16_bit, granted by rules[2]"; and those
-/// that the kernel declares and a failing output may not have.
+/// Prints the granted rounding points that outputs needed: "o judged under p_in_16_bit, granted by rules[2]"; and the
+/// rounding points that the kernel declares but a failing output is not granted.
 void print_recipes(std::FILE* out, const CaseRecord& record) {
   std::vector<std::string> refused;
   for (size_t i = 0; i < record.comparisons.size(); ++i) {

@@ -182,8 +182,8 @@ bool has_tensor(const Pass& pass, const checkop_call& call, std::string_view nam
   return false;
 }
 
-/// What a forward function returns in a case like this one. If the operator's forward pass is unknown, the outputs
-/// whose upstream gradients are inputs.
+/// The outputs of the forward pass in a case like this one. If the operator has no forward pass here, the outputs whose
+/// upstream gradients are inputs.
 json names_of_forward_outputs(const Operator& op, const Pass& pass, const checkop_call& call) {
   json names = json::array();
   if (op.passes.front().name != "forward") {
@@ -252,8 +252,7 @@ std::vector<std::string> names_of_outputs(const Pass& pass) {
   return names;
 }
 
-/// Folders in which compilers of kernels keep what they compiled: the process gets new ones, unless the user names
-/// some.
+/// Caches of kernel compilers. The process gets new, empty folders for them, unless the user names some.
 constexpr const char* kCaches[] = {"TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "CUDA_CACHE_PATH", "TORCH_EXTENSIONS_DIR",
                                    "TORCHINDUCTOR_CACHE_DIR"};
 
@@ -420,8 +419,8 @@ bool External::open_transport(const std::string& transport, const DeviceInfo& sa
   return false;
 }
 
-/// The answer to a request, which repeats the request's `key`. A socket may hold the late answers to a worker that was
-/// killed while it waited; those have other ids, or speak of arenas before this worker has any.
+/// The answer to a request, which repeats the request's `key`. A socket may hold late answers to an earlier worker that
+/// was killed while it waited. These have other ids, or name arenas before this worker has any.
 std::string External::ask(const json& request, const std::string& key, int64_t value,
                           const std::vector<int>& descriptors) {
   const auto is_late = [&](const std::string& line) {
@@ -466,8 +465,8 @@ std::string External::share(int64_t id) {
   }
 }
 
-/// Has the process map the arenas of a call's tensors, and let those go that are no more. Returns why it can't; "" if
-/// it has.
+/// Tells the process to map the arenas of a call's tensors, and to unmap arenas that no longer exist. Returns why it
+/// can't; "" if it could.
 std::string External::share_arenas(const checkop_call& call) {
   for (const int64_t id : shared_->take_gone()) {
     if (mapped_.erase(id) > 0) ask({{"drop", {{"arena", id}}}}, "arena", id);
@@ -578,8 +577,10 @@ checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
   } catch (const ProcessEnded& e) {
     throw Stopped{RunStatus::crashed, e.what()};
   } catch (const InputError& e) {
+    // lint: allow message, the machine has no more descriptors or memory
     throw Stopped{RunStatus::no_device, fmt::format("the inputs can't be handed over: {}", e.what())};
   } catch (const DeviceError& e) {
+    // lint: allow message, a fault of the GPU
     throw Stopped{RunStatus::no_device, fmt::format("memory can't be handed over: {}", e.what())};
   }
 }

@@ -53,7 +53,7 @@ Placement placement_of(const Case& c, const TensorSpec& spec, const TensorLayout
 /// Whether some input of the case lies otherwise than contiguously.
 bool changes_inputs(const Case& c, Arrangement arrangement);
 
-/// Gives all elements that share memory in `placement` the value of the first of them. `content`: the contiguous
+/// Where elements share memory in `placement`, gives all of them the value of the first. `content`: the contiguous
 /// tensor.
 void equalise(const Placement& placement, std::byte* content);
 

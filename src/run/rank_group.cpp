@@ -24,8 +24,8 @@ namespace {
 /// Time limits for ranks: to notice that one failed, to give up, and to learn how one died.
 constexpr std::chrono::seconds kSeeLimit{2}, kGiveUpLimit{5}, kExplainLimit{15};
 
-/// State shared by the threads of one launch. The threads own it, and with it the ranks' buffers: a thread that never
-/// returns must not lose them.
+/// State shared by the threads of one launch. The threads own it and with it the ranks' buffers, since a thread that
+/// never returns may still use them.
 struct Launched {
   Launched(std::vector<std::shared_ptr<Rank>> of, std::chrono::milliseconds limit)
       : ranks(std::move(of)), comm(static_cast<int32_t>(ranks.size()), limit), answers(ranks.size()) {}

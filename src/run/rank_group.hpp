@@ -28,8 +28,8 @@ class RankGroup {
   /// The ranks' results in the latest launch.
   const std::vector<RankRun>& runs() const { return runs_; }
 
-  /// Joins the outputs of the latest launch in `whole`. Outputs that every rank holds are taken from rank 0. For each
-  /// of these that has other bits on another rank, appends a sentence, unless `differences` has one for that output.
+  /// Joins the outputs of the latest launch in `whole`. An output that every rank holds is taken from rank 0; if it has
+  /// other bits on another rank, appends a sentence, unless `differences` already has one for that output.
   void gather(Stage& whole, std::vector<std::string>& differences);
 
   void check_guards(std::vector<std::string>& violations);

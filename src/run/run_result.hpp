@@ -69,7 +69,7 @@ struct RunResult {
   std::optional<Case> rows_case;              ///< case used for row-axis contexts, if different
   std::vector<std::string> guard_violations;  ///< "output 'dlogits': 3 elements changed behind its end, first at +0"
   std::vector<std::string> modified_inputs;   ///< "logits: 2 elements changed, first at index 12"
-  /// Why writes of a candidate in another process to memory of outputs were not all seen: "y is returned"; "" if they
+  /// Why not every write of a candidate in another process to its outputs could be observed: "y is returned"; "" if all
   /// were.
   std::string unobserved;
   std::vector<std::string> rank_differences;  ///< "logp: rank 2 is the first that differs from rank 0: ..."

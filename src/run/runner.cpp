@@ -19,8 +19,8 @@
 namespace checkop {
 namespace {
 
-/// Compares an output of the second launch, which found `second_poison` there, with `first`. `copy`, if given, is a
-/// copy of `first` on the device.
+/// Compares an output of the second launch, whose buffer held `second_poison` before, with `first`. `copy`, if given,
+/// is a copy of `first` on the device.
 OutputRun compare_runs(GuardedBuffer& second, uint64_t second_poison, const Tensor& first, GuardedBuffer* copy) {
   OutputRun result;
   if (copy != nullptr && second.equals(*copy)) {

@@ -25,7 +25,7 @@ uint64_t pattern_of(const InitialState& initial, DType dtype) {
 }  // namespace
 
 /// The structs that a candidate gets. Each launch makes new ones, so a candidate that changes shapes, strides or
-/// attributes changes nothing of ours.
+/// attributes can't change the runner's own.
 class Call {
  public:
   Call(const Stage& stage, Device& device, GuardedBuffer* workspace, const checkop_kernel& kernel,

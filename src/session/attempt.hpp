@@ -27,8 +27,8 @@ struct Attempt {
   CaseRecord record;     ///< without the contract's demands and verdict until Session::judge_by()
   std::vector<Tensor> inputs, outputs;
   std::vector<RowSet> rows;  ///< rows that the gold computed; from Session::judge_by()
-  /// The run with the other content of left-out elements than record.left_out says. Only where the run with NaN there
-  /// failed or left something that is not finite.
+  /// The run with the other content of left-out elements than record.left_out names. Present only if the run with NaN
+  /// failed or left a result that is not finite.
   std::optional<DataRun> other;
 
   /// Exchanges the run in the record and `other`.

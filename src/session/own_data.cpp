@@ -159,7 +159,7 @@ std::vector<Tensor> OwnInputs::make(const Case& c, unsigned threads, LeftOut lef
       require_ids(c, spec, inputs[i], where_of(*source.file, source.tensor));
     }
   };
-  // What given masks leave out is planted with payloads. Nothing else is left out: given masks and ids stay as they
+  // Elements that given masks leave out get payloads. No other elements are left out: given masks and ids stay as they
   // are.
   Case generated = c;
   for (const TensorSpec& spec : c.pass->inputs)

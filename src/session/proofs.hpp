@@ -16,9 +16,9 @@ namespace checkop {
 class Proofs {
  public:
   Proofs();
-  /// Where inputs are own data, a case is measured by them alone: no rows are added, nothing is generated in their
-  /// place. A process of their own works the others out, one operator after the other in the order of `checks`, which
-  /// stay where they are; this one goes on.
+  /// Cases with own data are measured with that data alone: no rows are added, nothing is generated. Other cases are
+  /// searched in a child process, one operator after the other in the order of `checks`, while this process goes on.
+  /// `checks` must stay where they are.
   Proofs(const std::vector<Check>& checks, const OwnInputs& own_inputs, unsigned threads);
 
   struct Entry {
@@ -39,8 +39,8 @@ class Proofs {
   std::unique_ptr<Source> source_;
 };
 
-/// Enters into `sensitivity` how many elements of the rows of `c` the contexts of each axis compared, each element
-/// counted once and of axes of rows that the candidate supports: those of the axis that compared the fewest.
+/// Sets in `sensitivity` how many elements of `c`'s rows were compared, each element counted once. Of the row axes that
+/// the candidate supports, the one that compared the fewest elements counts.
 void count_compared(const Case& c, const std::vector<Context>& contexts, const RunResult& run,
                     std::vector<Sensitivity>& sensitivity);
 

@@ -66,8 +66,8 @@ class Scheduler {
 
   /// Makes worker_ and second_ those of the candidate and device of `check`.
   void open_processes(const Check& check);
-  /// Whether a candidate of a GPU runs in the worker's process: those that are shipped with this program have nothing
-  /// to gain, and ranks meet there by NCCL.
+  /// Whether a candidate of a GPU runs in the worker's process: a candidate that is shipped with this program, which
+  /// has no reason to cheat, or one with ranks, which communicate through NCCL there.
   bool is_at_home(const ChosenCandidate& candidate, const std::vector<std::string>& plugins) const;
   /// Refuses a question with more ranks than the device can hold. Suites go on with the cases that fit.
   void require_devices(const std::string& candidate, const DeviceInfo& device) const;

@@ -12,13 +12,13 @@
 
 namespace checkop {
 
-/// Runs every case of a candidate once more in a process of its own, where nothing is left of the first runs: what a
-/// candidate remembers, by the content of its inputs or by their place, must not be what makes its bits repeat.
+/// Runs every case of a candidate once more in a second process, where nothing of the first runs is left. So a
+/// candidate that remembers results, by content or address of its inputs, can't make its bits repeat that way.
 class SecondProcess {
  public:
   explicit SecondProcess(WorkerConfig config) : config_(std::move(config)) {}
 
-  /// Whether a case may run there while it runs in the first process: it is small, so that both have room, and its
+  /// Whether a case may run here while it runs in the first process: it is so small that both fit into memory, and its
   /// ranks do not meet those of the first.
   bool may_run_beside(const Case& c) const;
 
@@ -29,8 +29,8 @@ class SecondProcess {
   /// Waits for what begin() began.
   void finish();
 
-  /// Enters into `first`, which is ok, where the bits of the second process differ from `outputs`. A crash, a failure
-  /// or a time-out there is one of the whole.
+  /// Enters into `first`, whose status is ok, where the bits of the second process differ from `outputs`. If the second
+  /// process crashes, fails or times out, `first` gets that status.
   void compare(const std::vector<Tensor>& outputs, unsigned threads, RunResult& first);
 
  private:

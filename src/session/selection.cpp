@@ -130,7 +130,7 @@ std::vector<Case> cases_of_flags(const CaseChoice& options) {
       used.insert(attr.name);
     }
     sweep.data.input_mode = parse_input_mode("--input-mode", options.input_mode);
-    // Where the mode asks for something that the operator lacks (target ids, a softmax, captured tensors), its data are
+    // If the mode needs something that the operator lacks (target ids, a softmax, captured tensors), the data are
     // random.
     const bool no_ids = sweep.data.input_mode == InputMode::peaked && !has_input(*op, Fill::ids);
     const bool no_extremes = sweep.data.input_mode == InputMode::extreme && !takes_extremes(*op);

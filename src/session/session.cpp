@@ -156,7 +156,7 @@ std::vector<Demands> Session::demands_for(const Contract& contract, const Case& 
   return all;
 }
 
-void Session::check_questions(const Contract& contract) const {
+void Session::require_judgeable(const Contract& contract) const {
   std::vector<const Case*> cases;
   for (const Check& check : selection_.checks) cases.push_back(&check.c);
   own_inputs_.require_fit(cases);
@@ -224,8 +224,8 @@ void Session::judge_by(const Contract& contract, Attempt& attempt, RecipeSearch 
   compare(contract, attempt, search);
   if (attempt.other) consider_other_data(contract, attempt, search);
   name_granting_contract(contract, attempt);
-  // The gold is computed from the host's copy of the inputs. A candidate that changed this copy would have chosen its
-  // own gold.
+  // The gold is computed from the host's copy of the inputs, so a candidate that changed this copy would choose its own
+  // gold.
   std::vector<std::string>& modified = record.run.modified_inputs;
   const std::string own_copy = "the host's own copy of the inputs";
   if (!attempt.inputs.empty() && tensor_digest(attempt.inputs, threads_) != record.data_hash &&

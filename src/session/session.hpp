@@ -36,9 +36,9 @@ class Session {
   /// for by name: rows are then compared in that case's launches.
   void find_proofs();
 
-  /// Finds what is wrong with the question before any answer is worked on: an output that `contract` has no rule for,
-  /// a bad --gold-rows.
-  void check_questions(const Contract& contract) const;
+  /// Throws InputError if a selected check can't be judged by `contract`: no rule matches an output, own data or their
+  /// gold don't fit, or --gold-rows is wrong. Call it before checks run.
+  void require_judgeable(const Contract& contract) const;
 
   /// Sentences about tensors of --inputs that are no inputs.
   std::vector<std::string> left_over() const;

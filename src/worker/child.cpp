@@ -119,8 +119,8 @@ json answer_to(const json& request, Device& device, const std::vector<Candidate>
   return encode(result);
 }
 
-/// Answers requests until the parent closes its end. A request says how much memory may be used: by itself, or with
-/// `in_all` by all requests so far together.
+/// Answers requests until the parent closes its end. A request says how much memory it may use, or with `in_all` how
+/// much all requests so far may use together.
 void serve(Device& device, const std::vector<Candidate>& candidates, RankLink* ranks, External* external,
            PluginHost* host, bool in_all) {
   Message message;
@@ -166,8 +166,8 @@ std::unique_ptr<Device> open_device(const std::string& name) {
 
 namespace {
 
-/// Whether a tool of NVIDIA watches this program and all that it starts: it tells by variables such as these. It has to
-/// be in the process that launches, and the process of plugins has none of it.
+/// Whether a tool of NVIDIA watches this program and the processes that it starts, as variables like these show. Such a
+/// tool must be in the process that launches kernels, and it can't be in the process of plugins.
 bool is_watched_by_tool() {
   constexpr const char* kBegins[] = {"NV_SANITIZER_INJECTION",     // compute-sanitizer
                                      "NV_COMPUTE_PROFILER",        // Nsight Compute

@@ -9,13 +9,13 @@ namespace checkop {
 /// "cpu", "cuda" or "cuda:N". Throws InputError for other names, EnvironmentError and DeviceError as the device does.
 std::unique_ptr<Device> open_device(const std::string& name);
 
-/// Cuts the process loose from what it shares with its parent: signals, terminal, files. The socket becomes descriptor
-/// 3, the channel (to other ranks, or of --exec-fd) 4 unless there is none; all others are closed.
+/// Separates the process from its parent's signals, terminal and files. The socket becomes descriptor 3; the channel
+/// (to other ranks, or of --exec-fd), if there is one, becomes 4; all other descriptors are closed.
 void detach_from_parent(int socket, int channel);
 inline constexpr int kNoChannel = -1;
 
-/// Whether the plugins get a process of their own, which the worker's process owns: unless ranks are processes, or the
-/// plugins are linked into this program. None does on a GPU under a tool of NVIDIA.
+/// Whether the plugins get a process of their own, started by the worker. They do not if ranks are processes, if the
+/// plugins are linked into this program, or on a GPU under a tool of NVIDIA.
 bool has_plugin_host(const WorkerConfig& config);
 
 /// Serves requests that come over `socket` until the parent closes its end. The exit code of the process.

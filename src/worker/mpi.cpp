@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only file that knows MPI. A process that runs this has one thread and runs nothing of a candidate: no memory of
-// MPI's is in reach of one, and nothing is forked while MPI is up.
+// The only file that knows MPI. A process that runs this code has one thread and runs no candidate: candidates can't
+// reach MPI's memory, and nothing is forked while MPI is up.
 #include "worker/mpi.hpp"
 
 #include "base/error.hpp"

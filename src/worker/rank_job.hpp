@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A job of several processes, one a rank, that a launcher of MPI started. Each of them forks before MPI starts: the
-// parent relays bytes through MPI (mpi.hpp) and does nothing else, the child runs checks or holds a rank. What the
-// child and its workers know of the other processes is a channel to the parent, over which connections to ranks are
-// passed.
+// parent relays bytes through MPI (mpi.hpp) and does nothing else, the child runs checks or holds a rank. The child and
+// its workers reach the other processes only over a channel to the parent, which passes them connections to ranks.
 #pragma once
 
 #include <sys/types.h>
@@ -70,8 +69,8 @@ struct SplitJob {
   Descriptor channel;  ///< its own end
 };
 
-/// Forks. The child has a process group of its own, so that a launcher's SIGKILL to that of the parent leaves it the
-/// time to finish a report; it gets SIGTERM then, perhaps not for the first time.
+/// Forks. The child has a process group of its own, so that it survives a launcher's SIGKILL to the parent's group and
+/// can finish a report. It then gets SIGTERM, perhaps not for the first time.
 SplitJob split_job();
 
 }  // namespace checkop

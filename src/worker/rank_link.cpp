@@ -233,6 +233,7 @@ class RemoteRank final : public Rank {
     } catch (const DeviceError& e) {
       result.status.stopped = Stopped{RunStatus::crashed, e.what()};
     } catch (const json::exception& e) {
+      // lint: allow message, a rank that breaks the protocol
       result.status.stopped = Stopped{RunStatus::crashed, fmt::format("its answer can't be read: {}", e.what())};
     }
     return result;
@@ -318,6 +319,7 @@ std::shared_ptr<RankConnection> RankLink::connect(int32_t rank) {
     const auto connection = std::make_shared<RankConnection>(rank, connect_to_rank(channel_, rank), limit_);
     if (connection->await_process()) return connections_[rank] = connection;
   } catch (const WireError&) {
+    // lint: allow message, the launcher killed the job between two calls
     throw Stopped{RunStatus::crashed, note_gone("the job of this rank and the others is over")};
   }
   throw Stopped{RunStatus::crashed,
@@ -329,6 +331,7 @@ std::unique_ptr<Rank> RankLink::make_rank(const checkop_kernel& kernel, const Ca
   const auto candidate = std::find_if(candidates_.begin(), candidates_.end(),
                                       [&](const Candidate& each) { return each.kernel == &kernel; });
   const std::shared_ptr<RankConnection> connection = connect(place.rank);
+  // lint: allow message, a mistake in this program
   if (candidate == candidates_.end()) throw Stopped{RunStatus::failed, "the kernel is of no candidate of this worker"};
   explained(*connection, [&] {
     connection->require_ready(kernel.device);

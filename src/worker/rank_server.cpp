@@ -52,15 +52,18 @@ struct Exchanges {
     try {
       // Rank 0 waits that long for the others, and some time goes by on the way.
       const auto deadline = Clock::now() + 2 * own.limit + kAnswerLimit;
+      // lint: allow message, an exchange of more than 4 GiB
       if (bytes > kMostExchanged) throw WireError(fmt::format("{} bytes are more than an exchange can have", bytes));
       send_message(kSocket, {{"exchange", bytes}}, {}, deadline);
       send_bytes(kSocket, send, bytes, deadline);
       Message message;
       if (receive_message(kSocket, message, deadline, kAlwaysAlive) != Received::message)
+        // lint: allow message, rank 0 no longer prints what this rank says
         throw WireError("rank 0 is gone");
       own.error = json::parse(message.body).at("error").get<std::string>();
       const size_t all = bytes * static_cast<size_t>(comm->world_size);
       if (own.error.empty() && receive_bytes(kSocket, receive, all, deadline, kAlwaysAlive) != Received::message)
+        // lint: allow message, rank 0 no longer prints what this rank says
         throw WireError("rank 0 is gone");
     } catch (const std::exception& e) {
       own.error = e.what();
@@ -215,8 +218,8 @@ int hold_rank(int socket, const RankServer& server) {
   return code;
 }
 
-/// Waits for the end of a process that held the rank, and of all that it started; how it ended. Once `connection` has
-/// ended, the process has a few seconds to end, too.
+/// Waits for the end of a process that held the rank and of all processes that it started. Returns how it ended. After
+/// the end of `connection` the process has a few seconds to end.
 std::string bury(ChildProcess process, int connection) {
   constexpr int kSliceMs = 5;
   std::optional<Clock::time_point> until;

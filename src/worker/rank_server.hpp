@@ -15,8 +15,8 @@ struct RankServer {
   int32_t cuda_index = 0;                      ///< of the device, unless this process sees only one
 };
 
-/// Holds the rank, in a fresh process for each connection that comes over `channel`, until the parent, which relays,
-/// ends or kills this process.
+/// Holds the rank, in a fresh process for each connection that comes over `channel`, until the relaying parent ends or
+/// kills this process.
 void serve_rank(int channel, const RankServer& server);
 
 }  // namespace checkop

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The worker process as its parent sees it: fork without exec, one socket, death of the child as a result and not as an
-// accident. child.cpp is what runs in it.
+// The worker process as its parent sees it: fork without exec, one socket; the child's death is a result, not an error
+// of this program. child.cpp is what runs in it.
 #include "worker/worker.hpp"
 
 #include <fmt/format.h>
@@ -252,6 +252,7 @@ void require_complete(const Case& c, const DeviceInfo& device, const RunChecks& 
       complete &= run.contexts[k].bits.compared == expected;
     }
   }
+  // lint: allow message, a worker that breaks the protocol
   if (!complete) throw WireError("its answer leaves out checks that were asked for");
 }
 
@@ -280,6 +281,7 @@ void require_complete(const BenchData& data, const BenchPlan& plan, const BenchR
     complete &= are_times(run.burst_ms, plan.burst ? static_cast<size_t>(plan.repeats) : 0);
     complete &= are_times(run.sustained_ms, plan.sustained ? static_cast<size_t>(kSustainedRounds) : 0);
   }
+  // lint: allow message, a worker that breaks the protocol
   if (!complete) throw WireError("its answer leaves out times or outputs that were asked for");
 }
 
@@ -347,8 +349,8 @@ void Worker::send(json request, const std::vector<int>& descriptors, std::chrono
   send_message(process_->socket.get(), request, descriptors, deadline_);
 }
 
-/// The answer to the latest request. An answer that has come is taken even where the deadline has passed. Throws
-/// Failure where none comes, WireError where it is to another request.
+/// The answer to the latest request. An answer that has arrived is accepted even after the deadline. Throws Failure if
+/// none comes, WireError if it answers another request.
 json Worker::receive() {
   const auto goes_on = [&] {
     stop_if_interrupted();
@@ -359,6 +361,7 @@ json Worker::receive() {
     case Received::message: {
       json answer = json::parse(message.body);
       if (answer.contains("error")) throw InputError("", answer.at("text").get<std::string>());
+      // lint: allow message, a worker that breaks the protocol
       if (answer.at("request") != request_number_) throw WireError("its answer is not to this request");
       process_->ends_in_order = config_.device != "cpu" && has_plugin_host(config_);
       return answer;

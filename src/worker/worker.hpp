@@ -17,8 +17,8 @@
 
 namespace checkop {
 
-/// Whether a case may be there twice, in two processes, and beside another one: it has at most 256 MiB, or a
-/// sixty-fourth of the memory that the host had free when this was first asked.
+/// Whether a case may be in memory twice, in two processes, and beside another case: it has at most 256 MiB, or a
+/// sixty-fourth of the memory that the host had free at the first call.
 bool fits_side_by_side(const Case& c);
 
 /// Where a worker connects to the processes of other ranks; see RankJob.
@@ -46,9 +46,9 @@ struct WorkerInfo {
   std::optional<DeviceInfo> device;   ///< absent when the config names no usable device
 };
 
-/// Whether workers are processes of their own; they are unless one of these says otherwise while it lives. Without, a
-/// worker is this process: a debugger sees the candidate, and a process that has used CUDA, which its child could not,
-/// can be asked. A crash is the end then, and there is no time limit.
+/// Decides, while it lives, whether workers are processes of their own; by default they are. Otherwise this process is
+/// the worker: a debugger sees the candidate, and a process that has already used CUDA can run it, which a fork of it
+/// could not. Then a crash ends this process, and there is no time limit.
 class Isolation {
  public:
   explicit Isolation(bool on);
@@ -73,9 +73,9 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
 
   const WorkerInfo& info() const;
-  /// Begins to run `candidate` of this worker's plugins, and returns while the process is at work; the time that it may
-  /// take runs from here. Everything that is passed must live until finish(). Without a process of its own, the worker
-  /// runs the candidate in finish().
+  /// Begins to run `candidate` of this worker's plugins and returns while the process works; the time limit counts from
+  /// here. All arguments must live until finish(). Without a process of its own, the worker runs the candidate in
+  /// finish().
   void begin(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
              std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit);
   /// Waits for the run that begin() began. A crash or a time-out is a status of the result; the next run starts a fresh

@@ -1,13 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls that the shipped candidates must refuse before any work: each tensor of each pass in turn gets a wrong rank,
-// extent, dtype or strides. A refusal has a message and leaves all outputs unchanged.
+// extent, dtype or strides. A refusal has a message and leaves all outputs unchanged. Then the message of every refusal
+// of the native candidates, whole.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
 
 #include "case/inputs.hpp"
+#include "device/host_comm.hpp"
 #include "device/plugin.hpp"
 #include "run/runner.hpp"
 #include "support/built.hpp"
@@ -63,6 +73,38 @@ struct SpoiltCall {
     }
   }
   size_t call_inputs() const { return case_of_call.pass->inputs.size(); }
+
+  size_t index_of(std::string_view name) const {
+    for (size_t i = 0; i < data.size(); ++i)
+      if (spec(i).name == name) return i;
+    throw std::logic_error("no tensor " + std::string(name));
+  }
+  /// Gives a tensor another shape, contiguous; its memory stays.
+  void set_shape(std::string_view name, const Shape& shape) {
+    const size_t i = index_of(name);
+    shapes[i] = shape, strides[i].assign(shape.size(), 1);
+    for (size_t d = shape.size(); d-- > 1;) strides[i][d - 1] = strides[i][d] * shape[d];
+    tensors[i].rank = static_cast<int32_t>(shape.size());
+    tensors[i].shape = shapes[i].data(), tensors[i].strides = strides[i].data();
+  }
+  template <class... Extents>
+  void reshape(std::string_view name, Extents... extents) {
+    set_shape(name, {static_cast<int64_t>(extents)...});
+  }
+  void remove(std::string_view name) {
+    set_shape(name, {});
+    tensors[index_of(name)].data = nullptr;
+  }
+  checkop_tensor& tensor(std::string_view name) { return tensors[index_of(name)]; }
+  template <class T>
+  T* elements(std::string_view name) {
+    return static_cast<T*>(tensor(name).data);
+  }
+  void set_attribute(std::string_view name, double value) {
+    for (checkop_attr& attr : attrs)
+      if (attr.name == name) return void(attr.value = value);
+    throw std::logic_error("no attribute " + std::string(name));
+  }
 
   Case case_of_call;
   std::vector<Tensor> data;  ///< inputs, then outputs
@@ -191,6 +233,178 @@ TEST(Refusal, WrongCounts) {
       call.expect_refusal(candidate, "no attributes");
     }
   }
+}
+
+// --- messages of the native candidates
+
+struct Message {
+  std::string_view op, pass;
+  void (*spoil)(SpoiltCall&);
+  std::string_view text;
+};
+
+constexpr std::string_view kForward = "forward", kBackward = "backward";
+
+void expect_messages(std::span<const Message> messages) {
+  for (const Message& message : messages) {
+    const Case all = gold_case(message.op, message.pass, DType::f32, test_dims(*find_operator(message.op), 4));
+    const std::vector<std::string_view> names = optionals_of(*all.pass);
+    SpoiltCall call(fitted(gold_case(message.op, message.pass, DType::f32, all.dims, {names.begin(), names.end()})));
+    message.spoil(call);
+    for (const Candidate& candidate : shipped_candidates(call.case_of_call)) {
+      if (candidate.name != "native") continue;
+      call.expect_refusal(candidate, std::string(message.text));
+      EXPECT_EQ(std::string_view(call.message), message.text) << message.op << '/' << message.pass;
+    }
+  }
+}
+
+TEST(Refusal, MessagesOfEveryOperator) {
+  expect_messages(std::vector<Message>{
+      {"silu", kForward, [](SpoiltCall& c) { c.call.n_inputs = 2; }, "got 2 inputs and 1 outputs, expected 1 and 1"},
+      {"silu", kForward, [](SpoiltCall& c) { c.tensor("x").dtype = CHECKOP_F64; },
+       "fp64 is not supported: sums are in fp32, for fp32, bf16 and fp16"},
+      {"silu", kForward, [](SpoiltCall& c) { c.tensor("y").dtype = CHECKOP_F16; }, "y: dtype fp16, expected fp32"},
+      {"silu", kForward, [](SpoiltCall& c) { c.reshape("x"); }, "x: rank 0, expected at least 1"},
+      {"silu", kForward, [](SpoiltCall& c) { c.strides[1][0] *= 2; },
+       "y: stride of dimension 0 is 60, expected 30 (contiguous)"},
+      {"silu", kForward, [](SpoiltCall& c) { c.tensor("y").data = nullptr; }, "y: no data"},
+      {"silu", kForward, [](SpoiltCall& c) { c.reshape("y", 1, 1); }, "y: hidden is 1, expected 6"},
+      {"rms_norm", kForward, [](SpoiltCall& c) { c.call.n_attrs = 0; }, "expected 1 attribute: eps"},
+      {"gae", kForward, [](SpoiltCall& c) { c.call.n_attrs = 0; }, "attribute 'gamma' is missing"},
+      {"grpo_loss", kBackward, [](SpoiltCall& c) { c.tensor("grad_loss").dtype = CHECKOP_F64; },
+       "grad_loss: expected one fp32 element"},
+      {"logp", kForward, [](SpoiltCall& c) { c.elements<int64_t>("token_ids")[1] = -3; },
+       "token_ids[1] = -3 is outside [0, 6)"},
+  });
+}
+
+TEST(Refusal, MessagesOfNormsAndRotations) {
+  expect_messages(std::vector<Message>{
+      {"gated_rms_norm", kForward, [](SpoiltCall& c) { c.set_attribute("group_size", 5); },
+       "group_size 5 does not divide hidden"},
+      {"rope", kForward, [](SpoiltCall& c) { c.reshape("x", 2, 6); }, "x: expected rank 4"},
+      {"rope", kForward, [](SpoiltCall& c) { c.reshape("x", 4, 1, 6, 5), c.reshape("y", 4, 1, 6, 5); },
+       "x: head_dim is odd"},
+      {"rope", kForward, [](SpoiltCall& c) { c.set_attribute("rotary_dim", 3); },
+       "rotary_dim 3: expected an even number up to 6"},
+      {"rope", kForward, [](SpoiltCall& c) { c.set_attribute("interleaved", 2); },
+       "interleaved 2.000000: choices up to 1"},
+      {"qk_norm_rope", kForward, [](SpoiltCall& c) { c.elements<int64_t>("positions")[2] = -1; },
+       "positions[2] = -1 is below 0"},
+      {"qk_norm_rope", kForward, [](SpoiltCall& c) { c.reshape("q", 4, 6); }, "q: expected rank 3"},
+      {"qk_norm_rope", kForward, [](SpoiltCall& c) { c.reshape("q_out", 4, 6); }, "q_out: expected the heads of x"},
+  });
+}
+
+TEST(Refusal, MessagesOfTokensAndGroups) {
+  expect_messages(std::vector<Message>{
+      {"linear_logp", kBackward, [](SpoiltCall& c) { c.remove("dbias_carry"); },
+       "dlm_head_weight_carry and dbias_carry: give both or neither with a bias, no dbias_carry without one"},
+      {"ratio_kl", kForward,
+       [](SpoiltCall& c) { c.elements<uint8_t>("attention_mask")[3] = 1, c.elements<int64_t>("action_ids")[3] = -5; },
+       "action_ids[3] = -5 is outside [0, 6) and not masked"},
+      {"linear_policy_loss", kForward,
+       [](SpoiltCall& c) { c.elements<uint8_t>("mask")[3] = 1, c.elements<int64_t>("target_ids")[3] = -5; },
+       "target_ids[3] = -5 is outside [0, 7) and not masked"},
+      {"group_norm", kForward,
+       [](SpoiltCall& c) { c.remove("group_boundaries"), c.set_attribute("samples_per_prompt", 1); },
+       "samples_per_prompt is 1, expected a divisor of the batch of 4 that is at least 2"},
+      {"group_norm", kForward, [](SpoiltCall& c) { c.elements<int64_t>("group_boundaries")[0] = 1; },
+       "group_boundaries must start with 0, increase, and end with the batch of 4"},
+      {"grpo_loss", kForward, [](SpoiltCall& c) { c.reshape("rewards", 1000); },
+       "rewards: 1000 do not divide 30 tokens"},
+      {"pack", kForward, [](SpoiltCall& c) { c.reshape("mask", 20); }, "expected rank 2 for mask and rank 3 for x"},
+      {"pack", kForward, [](SpoiltCall& c) { c.reshape("mask", 1, 5); }, "mask and x: the batches differ"},
+  });
+}
+
+TEST(Refusal, MessagesOfExpertsAndTheirRows) {
+  expect_messages(std::vector<Message>{
+      {"moe_route", kForward, [](SpoiltCall& c) { c.set_attribute("n_group", 0); },
+       "n_group, topk_group, group_top and topk do not fit the number of experts"},
+      {"moe_route", kBackward, [](SpoiltCall& c) { c.elements<int32_t>("ids")[1] = -1; },
+       "ids: an element is no expert"},
+      {"moe_permute", kForward, [](SpoiltCall& c) { c.set_attribute("align", 0); }, "align is below 1"},
+      {"moe_permute", kForward, [](SpoiltCall& c) { c.set_attribute("align", 1000); }, "x_perm: 6000 rows are needed"},
+      {"moe_permute", kForward, [](SpoiltCall& c) { c.elements<int32_t>("ids")[1] = -2; },
+       "ids[1] = -2 is neither in [0, 9) nor -1"},
+      {"moe_permute", kForward, [](SpoiltCall& c) { c.reshape("src", 264, 1); }, "src: rank 2, expected 1"},
+      {"grouped_gemm", kForward, [](SpoiltCall& c) { c.elements<int32_t>("offsets")[1] = 1000; },
+       "offsets decrease or leave the rows"},
+      {"grouped_gemm", kForward, [](SpoiltCall& c) { std::fill_n(c.elements<int32_t>("offsets"), c.shapes[2][0], 1); },
+       "offsets do not start with 0"},
+      {"grouped_gemm", kForward, [](SpoiltCall& c) { c.reshape("b", 4, 6); }, "b: expected rank 3"},
+      {"grouped_gemm", kBackward, [](SpoiltCall& c) { c.reshape("db", 1, c.shapes[1][1], c.shapes[1][2]); },
+       "db: the number of experts differs from that of b"},
+  });
+}
+
+TEST(Refusal, MessagesOfAttention) {
+  expect_messages(std::vector<Message>{
+      {"attention", kForward, [](SpoiltCall& c) { c.call.n_attrs = 1; },
+       "expected 2 attributes, causal and scale, or window_left, window_right and softcap too"},
+      {"attention", kForward, [](SpoiltCall& c) { c.reshape("k", 4, 6); }, "q or keys: expected rank 4"},
+      {"attention", kForward, [](SpoiltCall& c) { c.reshape("v", 4, 6); }, "values: expected rank 4"},
+      {"kv_cache_attention", kForward, [](SpoiltCall& c) { c.reshape("k_new", 4, 6); }, "keys: expected rank 4"},
+      {"attention", kForward, [](SpoiltCall& c) { c.reshape("v", 1, 1, 1, 1); },
+       "values: batch, heads or sequence differ from those of q and k"},
+      {"attention", kForward, [](SpoiltCall& c) { c.reshape("k", 1, 5, 1, 1); },
+       "6 query heads: not a multiple of 5 key heads"},
+      {"kv_cache_attention", kForward,
+       [](SpoiltCall& c) {
+         Shape shorter = c.shapes[c.index_of("k_new")];
+         --shorter[2];
+         c.set_shape("k_new", shorter), c.set_shape("v_new", shorter);
+       },
+       "2 new keys for 3 queries: the causal mask needs one new key per query"},
+      {"varlen_attention", kForward, [](SpoiltCall& c) { c.reshape("q", 4, 6); }, "q: expected rank 3"},
+      {"varlen_attention", kForward, [](SpoiltCall& c) { c.reshape("v", 1, 1, 1); },
+       "v: dtype or extents differ from those of its like"},
+      {"varlen_attention", kForward, [](SpoiltCall& c) { c.reshape("k", 1, 1, 1), c.reshape("v", 1, 1, 1); },
+       "k: dtype or head_dim differ from those of q"},
+      {"varlen_attention", kForward, [](SpoiltCall& c) { c.elements<int32_t>("cu_seqlens_q")[0] = 1; },
+       "cu_seqlens_q does not start with 0"},
+      {"varlen_attention", kForward, [](SpoiltCall& c) { c.elements<int32_t>("cu_seqlens_k")[1] = -1; },
+       "cu_seqlens_k[1] = -1 is below the one before it or beyond the 7 tokens"},
+      {"varlen_attention", kForward, [](SpoiltCall& c) { c.reshape("cu_seqlens_k", 1); },
+       "cu_seqlens_k: another number of sequences"},
+  });
+}
+
+TEST(Refusal, MessagesOfRanks) {
+  expect_messages(std::vector<Message>{
+      {"tp_logp", kForward, [](SpoiltCall& c) { c.call.rank = 1; }, "rank 1 of 1"},
+      {"tp_logp", kForward, [](SpoiltCall& c) { c.call.world_size = 2; },
+       "host communicator is missing or is not of this rank and world size"},
+      {"tp_logp", kForward,
+       [](SpoiltCall& c) { c.set_attribute("canonical_segments", -1), c.call.shard_total = c.call.shard_end = 6; },
+       "canonical_segments is -1, expected 0 to 6"},
+  });
+}
+
+TEST(Refusal, RankThatEndsWithinACanonicalSegmentIsRefusedByAll) {
+  HostComm comm(2, std::chrono::seconds(10));
+  const Case c = gold_case("tp_logp", "forward", DType::f32, test_dims(*find_operator("tp_logp"), 4));
+  const std::vector<Candidate> candidates = shipped_candidates(c);
+  const auto native = std::find_if(candidates.begin(), candidates.end(),
+                                   [](const Candidate& candidate) { return candidate.name == "native"; });
+  ASSERT_NE(native, candidates.end());
+  const auto run = [&](int32_t rank, int64_t begin, int64_t end) {
+    SpoiltCall call(c);
+    call.call.rank = rank, call.call.world_size = 2, call.call.host_comm = comm.of(rank),
+    call.call.comm = comm.of(rank);
+    call.call.shard_begin = begin, call.call.shard_end = end, call.call.shard_total = 6;
+    const Shape& logits = call.shapes[call.index_of("logits")];
+    call.reshape("logits", logits[0], logits[1], end - begin);
+    call.set_attribute("canonical_segments", 2);
+    call.expect_refusal(*native, "an end within a canonical segment");
+    comm.leave(rank);
+    EXPECT_EQ(std::string_view(call.message), "rank 0 ends at 2, which is not the end of a canonical segment");
+  };
+  std::thread other([&] { run(1, 2, 6); });
+  run(0, 0, 2);
+  other.join();
 }
 
 }  // namespace

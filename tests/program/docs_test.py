@@ -11,6 +11,8 @@ Links     The target of every relative link exists, and so does the heading that
           differ. A page of docs/ links to pages of docs/ only, since the site holds nothing else.
 Paths     A word in backticks that begins with a top-level folder of the repository names a file or folder that exists
           (a glob: at least one). `build/` is not looked at, and GENERATED lists further exceptions.
+Sources   In docs/architecture.md a word in backticks that is a name of a source file, with or without folders, is the end
+          of a file's path, and a word such as `judge()` is a function of one outside tests/.
 Commands  In blocks fenced as ```bash every line that runs check_operator is checked; other lines are not looked at, but
           for `python3 FILE`, which is run where FILE is a file of the page (see below), and `pytest FILE`, both with the
           Python package of this tree. In blocks fenced as ```sh commands
@@ -58,6 +60,9 @@ OUTPUT = re.compile(r"\n*```text title=\"output\"\n(.*?)^```\s*$", re.M | re.S)
 FENCE = re.compile(r"^```(\w*)(?:[^\n]*title=\"([^\"]+)\")?[^\n]*\n(.*?)^```\s*$", re.M | re.S)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
+ARCHITECTURE = "docs/architecture.md"
+SOURCES = ("src", "reference", "kernels", "python", "tests", "scripts")
+SOURCE_FILE = re.compile(r"^[\w/-]+\.(?:cpp|hpp|cu|cuh|h|py|sh|cmake)$")
 FAULT = re.compile(r'\{\s*"([a-z0-9_.]+)",\s*"')
 MUTANTS = re.compile(r"^\|[^\n]*\| mutants \|\n\|[-|]+\|\n((?:\|[^\n]*\n)*)", re.M)
 
@@ -101,7 +106,7 @@ def pages_of(root):
 
 
 def check_length(pages):
-    lines = pages["README.md"].count("\n")
+    lines = pages.get("README.md", "").count("\n")
     if lines > MOST_README_LINES:
         yield f"README.md: {lines} lines are more than {MOST_README_LINES}; move something to docs/"
 
@@ -135,6 +140,24 @@ def check_paths(root, pages):
                     continue
                 if not glob.glob(os.path.join(root, word)):
                     yield f"{path}:{line_of(plain, match.start())}: `{word}` does not exist"
+
+
+def check_sources(root, pages):
+    plain = without_fences(pages.get(ARCHITECTURE, ""))
+    files = ["/" + os.path.relpath(os.path.join(folder, name), root) for top in SOURCES
+             for folder, _, names in os.walk(os.path.join(root, top)) for name in names]
+    texts = None
+    for match in CODE.finditer(plain):
+        where = f"{ARCHITECTURE}:{line_of(plain, match.start())}"
+        for word in match[1].split():
+            if SOURCE_FILE.match(word) and not any(path.endswith("/" + word) for path in files):
+                yield f"{where}: no source file is named `{word}`"
+            if call := re.fullmatch(r"(?:\w+::)*(\w+)\(\)", word):
+                if texts is None:
+                    texts = "\n".join(open(root + path, encoding="utf-8").read() for path in files
+                                      if SOURCE_FILE.match(path[1:]) and not path.startswith("/tests/"))
+                if not re.search(rf"\b{call[1]}\(", texts):
+                    yield f"{where}: no source file has `{word}`"
 
 
 def commands_of(text):
@@ -332,6 +355,7 @@ def findings(program, root, pages):
     yield from check_length(pages)
     yield from check_links(root, pages)
     yield from check_paths(root, pages)
+    yield from check_sources(root, pages)
     yield from check_mutants(root, pages)
     yield from check_recipes(program, pages)
     yield from check_commands(program, root, pages)
@@ -354,13 +378,19 @@ FAULTS = (
     ("other table of recipes", RECIPES[0] + "| none |\n" + RECIPES[1] + "\n", "is not what `show` says"),
     ("unknown flag under MPI", "```bash\nmpirun -np 2 check_operator --world 2\n```\n", "unknown flag --world"),
 )
+# The same, in docs/architecture.md.
+FAULTS_OF_ARCHITECTURE = (
+    ("missing source file", "`judge/none.cpp` and `verdict.cpp`\n", "no source file is named `judge/none.cpp`"),
+    ("missing function", "`judge()` and `no_such_call()`\n", "no source file has `no_such_call()`"),
+)
 SOUND = "# One\n\n[x](#one) [y](README.md) `src/` `build/x`\n```bash\nls --nothing\ncheck_operator --op none --device cpu  # exits 2\n```\n"
 
 
 def self_test(program, root):
     failures = [f"a sound page: {finding}" for finding in findings(program, root, {"README.md": SOUND})]
-    for name, text, expected in FAULTS:
-        found = list(findings(program, root, {"README.md": text}))
+    for page, (name, text, expected) in ([("README.md", fault) for fault in FAULTS] +
+                                         [(ARCHITECTURE, fault) for fault in FAULTS_OF_ARCHITECTURE]):
+        found = list(findings(program, root, {page: text}))
         if len(found) != 1 or expected not in found[0]:
             failures.append(f"{name}: expected '{expected}', found {found}")
     return failures

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sockets that are asked line by line; processes are tested in run/external_test.cpp.
+// Sockets and processes that are asked line by line; candidates of --exec are tested in run/external_test.cpp.
 #include "base/external_process.hpp"
 
 #include <gtest/gtest.h>
@@ -75,6 +75,21 @@ TEST(LineSocket, ClosedSocketEndsTheConversation) {
   } catch (const ProcessEnded& e) {
     EXPECT_STREQ(e.what(), "closed the socket before it answered");
   }
+}
+
+TEST(LineProcess, IsAskedNothingAfterItsEnd) {
+  const TempFolder folder;
+  LineProcess process("sh -c 'exit 3'", folder.path() + "/stderr");
+  const auto error = [&] {
+    try {
+      process.request("first");
+    } catch (const ProcessEnded& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(error(), "exited with code 3 before it answered");
+  EXPECT_EQ(error(), "has ended already");
 }
 
 TEST(LineSocket, PipesAndClosedDescriptorsAreNoSockets) {

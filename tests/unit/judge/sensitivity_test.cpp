@@ -5,9 +5,12 @@
 
 #include <cmath>
 
+#include "base/paths.hpp"
 #include "case/inputs.hpp"
 #include "judge/sensitivity.hpp"
+#include "report/vacuity.hpp"
 #include "session/control.hpp"
+#include "support/built.hpp"
 #include "support/gold_helper.hpp"
 
 namespace checkop::sensitivity_test {
@@ -150,6 +153,19 @@ TEST(Insensitive, RunWhoseDataShowNothingIsVacuous) {
   mark_insensitive(report);
   EXPECT_EQ(report.records[0].judgment.verdict, Verdict::vacuous);
   EXPECT_EQ(report.records[0].judgment.kind, "insensitive");
+  EXPECT_EQ(report.records[0].judgment.reason,
+            "c: another order of summation changes at best 0 of the elements in this run, so that all 100 compared "
+            "elements stay the same with probability 1 and a changed order is missed; use more rows or longer sums");
+}
+
+TEST(Insensitive, OwnInputsCantGetMoreRows) {
+  CheckFacts check;
+  check.passes = check.has_own_inputs = true;
+  check.outputs = {{"c", 100, 2, false, false, OutputFacts::Shown{true, false, 0.25, 0.5, 100, ""}}};
+  EXPECT_EQ(find_insensitive({check})[0].value().reason,
+            "c: another order of summation changes at best 0.25 of the elements in this run, so that all 100 compared "
+            "elements stay the same with probability 0.5 and a changed order is missed; capture more rows, or leave "
+            "--input out, so that rows can be added");
 }
 
 TEST(Insensitive, OneCaseOfTheSameKindIsEnough) {
@@ -169,6 +185,8 @@ TEST(Insensitive, WhatWasNotMeasuredIsVacuous) {
   report.records[0].sensitivity[0] = {State::not_measured, "too much work"};
   mark_insensitive(report);
   EXPECT_EQ(report.records[0].judgment.verdict, Verdict::vacuous);
+  EXPECT_EQ(report.records[0].judgment.reason,
+            "c: whether the data would show another order of summation was not measured: too much work");
 }
 
 TEST(Insensitive, NothingIsAskedOfOutputsWithoutSumsOrDemands) {
@@ -188,6 +206,9 @@ TEST(PositiveControl, RunIsVoidWhereItWasNotCaught) {
   void_passes(report);
   EXPECT_EQ(report.records[0].judgment.verdict, Verdict::error);
   EXPECT_EQ(report.records[0].judgment.kind, "control");
+  EXPECT_EQ(report.records[0].judgment.reason,
+            "the positive control split_k_by_rows, whose bits depend on the number of rows, was not caught on cpu: its "
+            "rows were the same");
   EXPECT_EQ(report.records[1].judgment.verdict, Verdict::pass);
 }
 
@@ -196,6 +217,16 @@ TEST(PositiveControl, IsNotCaughtWhereItIsMissing) {
   const Control control = run_control("cpu", {});
   EXPECT_FALSE(control.caught);
   EXPECT_NE(control.reason.find("controls/cpu/split_k_by_rows.so"), std::string::npos) << control.reason;
+}
+
+TEST(PositiveControl, IsNotCaughtByAnAxisThatItKeeps) {
+  set_program_folder(kBuildFolder);
+  AxisPlan plan;
+  plan.axes = {Axis::neighbours};
+  const Control control = run_control("cpu", plan);
+  set_program_folder("");
+  EXPECT_FALSE(control.caught);
+  EXPECT_EQ(control.reason, "the check found no batch dependence in it");
 }
 
 }  // namespace

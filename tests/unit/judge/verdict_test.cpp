@@ -46,10 +46,42 @@ TEST(Verdict, SaysHowAnElementMissesItsGate) {
             "bound; passes with finite numbers there");
 }
 
+TEST(Verdict, SaysWhatAMissedGateOfAWholeOutputMeans) {
+  const auto reason = [](Metric metric, int64_t out_of_bound = 0) {
+    Clean r;
+    GateResult gate;
+    gate.metric = metric, gate.achieved = 3.5, gate.limit = 2, gate.holds = false, gate.out_of_bound = out_of_bound;
+    r.comparisons[0].gates = {gate};
+    return r.judged().reason;
+  };
+  EXPECT_EQ(reason(Metric::bound_rms),
+            "logp: bound_rms is 3.5, limit 2: each error is within its bound, but too many are near it");
+  EXPECT_EQ(reason(Metric::bias_t), "logp: bias_t is 3.5, limit 2: errors are biased to one side, as with truncation");
+  EXPECT_EQ(reason(Metric::block_rel_l2, 7), "logp: block_rel_l2 is 3.5, limit 2: missed by 7 blocks");
+  EXPECT_EQ(reason(Metric::vs_reference),
+            "logp: vs_reference is 3.5, limit 2: so many times the error of the reference");
+  EXPECT_EQ(reason(Metric::vs_baseline),
+            "logp: vs_baseline is 3.5, limit 2: so many times the rms error of storing the gold");
+}
+
+TEST(Verdict, NamesTheFirstElementThatDiffersFromTheModel) {
+  Clean r;
+  GateResult gate;
+  gate.metric = Metric::bits_of_model, gate.holds = false;
+  r.comparisons[0].gates = {gate};
+  ModelComparison& model = r.comparisons[0].model.emplace();
+  model.arch = "sm90", model.different = 2, model.compared = 6, model.expected = 6, model.first_index = 4;
+  model.got = 1.5, model.model = 1.25, model.got_bits = 0x3fc00000, model.model_bits = 0x3fa00000;
+  EXPECT_EQ(r.judged().reason,
+            "logp: bits_of_model: 2 of 6 differ; first logp[1,1] = 1.5 (0x3fc00000), the model of sm90 has 1.25 "
+            "(0x3fa00000)");
+}
+
 TEST(Verdict, EmptyOutputIsVacuous) {
   Clean r;
   r.comparisons[0].count = r.comparisons[0].expected = 0;
   EXPECT_EQ(r.judged().verdict, Verdict::vacuous);
+  EXPECT_EQ(r.judged().reason, "logp has no elements: nothing was compared");
 }
 
 TEST(Verdict, TrivialAnswersThatWouldPassAreVacuousAndNamed) {
@@ -57,7 +89,9 @@ TEST(Verdict, TrivialAnswersThatWouldPassAreVacuousAndNamed) {
   r.comparisons[0].would_pass = {Trivial::constant, Trivial::next_row};
   EXPECT_EQ(r.judged().verdict, Verdict::vacuous);
   EXPECT_EQ(r.judged().kind, "constant");
-  EXPECT_NE(r.judged().reason.find("one constant everywhere, or the result of the next row"), std::string::npos);
+  EXPECT_EQ(r.judged().reason,
+            "logp: one constant everywhere, or the result of the next row in every row would pass too: this contract "
+            "can't tell right from wrong on this data");
 }
 
 TEST(Verdict, NothingComparedIsVacuous) {
@@ -72,6 +106,7 @@ TEST(Verdict, MissingGoldRowsAreAnError) {
   Clean r;
   r.comparisons[0].count = 5;
   EXPECT_EQ(r.judged().verdict, Verdict::error);
+  EXPECT_EQ(r.judged().reason, "logp: the gold gave 5 of 6 elements");
 }
 
 TEST(Verdict, MemoryOutranksNumbers) {
@@ -108,6 +143,7 @@ TEST(Verdict, InvarianceThatCouldNotBeSeenIsVacuous) {
   r.run.contexts = {{Axis::batch, "the last row alone", true, ""}, {Axis::position, "6 rows in reverse", true, ""}};
   r.run.outputs[0].contexts.resize(2);
   EXPECT_EQ(r.judged().verdict, Verdict::vacuous);
+  EXPECT_EQ(r.judged().reason, "logp: the candidate supports no smaller batch, so batch invariance was not tested");
   r.run.outputs[0].contexts[1].bits.compared = 1;
   EXPECT_EQ(r.judged().verdict, Verdict::pass);
 }
@@ -123,6 +159,25 @@ TEST(Verdict, BrokenAxisIsNamedWithItsPlaceAndTheSmallestNumberOfRows) {
       r.judged().reason,
       "a row's bits depend on the number of rows (batch: the last row alone): 1 of 1 elements differ, first "
       "logp[1,2]: bits 0x3f800000 and 0x3f800003 (3 ulp); differs from the single-row result for batches of 3 or more");
+}
+
+TEST(Verdict, SaysWhatABrokenAxisMeans) {
+  const auto reason = [](Axis axis) {
+    Clean r;
+    r.run.contexts = {{axis, "somehow", true, ""}};
+    r.run.outputs[0].contexts = {{{1, 1, 5, 0x3f800000, 0x3f800003}}};
+    const std::string text = r.judged().reason;
+    return text.substr(0, text.find(" ("));
+  };
+  EXPECT_EQ(reason(Axis::outputs), "the result depends on what lay in the outputs before");
+  EXPECT_EQ(reason(Axis::alignment), "the result depends on the alignment of the tensors");
+  EXPECT_EQ(reason(Axis::after_shapes), "the result depends on launches of other shapes before");
+  EXPECT_EQ(reason(Axis::contention), "the result depends on other work on the device");
+  EXPECT_EQ(reason(Axis::graph), "a replayed graph and a launch disagree");
+  EXPECT_EQ(reason(Axis::neighbours), "a row's bits depend on what the other rows hold");
+  EXPECT_EQ(reason(Axis::position), "a row's bits depend on its place in the batch");
+  EXPECT_EQ(reason(Axis::grouping), "a row's bits depend on how the batch's dimensions share the rows");
+  EXPECT_EQ(reason(Axis::padding), "a row's bits depend on rows behind the last one");
 }
 
 TEST(Verdict, DifferenceThatSpoilsEveryComparisonIsNamedFirst) {
@@ -152,6 +207,7 @@ TEST(Verdict, BitsOfACaseWithoutRowsAreSkipped) {
   r.run.outputs[0].repeat.compared = 0;
   r.accuracy = r.checks.memory = false;
   EXPECT_EQ(r.judged().verdict, Verdict::skipped);
+  EXPECT_EQ(r.judged().reason, "no rows: there are no bits to compare");
 }
 
 TEST(Verdict, RunStatusDecidesFirst) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Certificates: the same bytes in every run, detection of any changed byte, and the comparison of two certificates.
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -10,6 +11,7 @@
 #include "report/bit_checks.hpp"
 #include "report/certificate.hpp"
 #include "support/built.hpp"
+#include "support/message_of.hpp"
 #include "support/process.hpp"
 
 namespace checkop::certificate_test {
@@ -52,9 +54,7 @@ TEST(Certificate, EveryChangedByteIsRefused) {
 
 TEST(Certificate, ChangedFileIsABadQuestion) {
   std::string text = certify(kSmall + "--candidate native", "broken.json");
-  const size_t digest = text.find("\"digest\":");
-  ASSERT_NE(digest, std::string::npos);
-  text[text.find_first_of("0123456789", digest)] ^= 1;
+  text[text.find("native")] ^= 1;
   std::ofstream(path("broken.json"), std::ios::binary) << text;
   expect_exit(run_program("verify " + path("broken.json")), 2, "it was changed");
 }
@@ -78,6 +78,36 @@ TEST(Certificate, VerifyRunsAgainAndSaysWhatDiffers) {
   const ProcessResult device = run_program("verify " + path("other_device.json"));
   expect_exit(device, 0, "device: multiprocessors: 132 and ");
   EXPECT_NE(device.text.find("1 output compared: the same bits."), std::string::npos) << device.text;
+}
+
+TEST(Certificate, DifferencesAreSentences) {
+  const nlohmann::json content = unseal(certify(kSmall + "--candidate native", "sentences.json"), "c.json");
+  const auto differences = [&](const auto& edit) {
+    nlohmann::json other = content;
+    edit(other["entries"]);
+    return fmt::format("{}", fmt::join(compare_certificates(content, other, false).bits, "; "));
+  };
+  const std::string name = "matmul/forward matmul-fp32-1x40x64x16";
+  const std::string digest = content["entries"][0]["outputs"][0]["digest"];
+  EXPECT_EQ(differences([](auto&) {}), "");
+  EXPECT_EQ(differences([](auto& entries) { entries[0]["inputs"] = "0"; }), name + ": the inputs are others");
+  EXPECT_EQ(differences([](auto& entries) { entries[0]["outputs"][0]["digest"] = "0"; }),
+            name + ": output c has other bits: digests " + digest + " and 0");
+  EXPECT_EQ(differences([](auto& entries) { entries.clear(); }), name + ": only in the first");
+  EXPECT_EQ(differences([](auto& entries) {
+              entries.push_back(entries[0]);
+              entries[1]["op"] = "silu";
+            }),
+            "silu/forward matmul-fp32-1x40x64x16: only in the second");
+}
+
+TEST(Certificate, ContentThatIsIncompleteIsRefused) {
+  nlohmann::json content = unseal(certify(kSmall + "--candidate native", "incomplete.json"), "c.json");
+  content.erase("device");
+  EXPECT_EQ(
+      message_of([&] { unseal(seal(content), "c.json"); }),
+      "c.json: lacks what a certificate has: [json.exception.out_of_range.403] key 'device' not found; give a file "
+      "that 'check_operator certify --out' wrote, as it was written");
 }
 
 TEST(Certificate, NamesAxesRowsSensitivityAndTheDevice) {

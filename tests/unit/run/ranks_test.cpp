@@ -72,7 +72,9 @@ TEST(Shards, WhatDoesNotTileIsRefused) {
     c.part_bounds = std::move(bounds);
     return refusal_of(c);
   };
-  EXPECT_NE(with({0, 3, 7, 12}).find("4 bounds, 4 ranks have 5"), std::string::npos);
+  EXPECT_EQ(with({0, 3, 7, 12}),
+            "--shard-bounds: 0,3,7,12 has 4 bounds, 4 ranks have 5; give where each part begins and where the last one "
+            "ends");
   EXPECT_NE(with({0, 3, 7, 12, 15}).find("goes from 0 to 15, vocab from 0 to 16"), std::string::npos);
   EXPECT_NE(with({1, 3, 7, 12, 16}).find("goes from 1 to 16"), std::string::npos);
   EXPECT_NE(with({0, 3, 3, 12, 16}).find("rank 1 would be empty"), std::string::npos);

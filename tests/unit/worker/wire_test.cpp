@@ -389,6 +389,19 @@ TEST(Wire, TensorWithoutDescriptorIsAnError) {
   EXPECT_EQ(error_of([] { arrived(two_tensors(), false, 1); }), "no descriptor for tensor 'x'");
 }
 
+TEST(Wire, NumbersThatNameNothingAreErrors) {
+  EXPECT_EQ(error_of([] { decode_status(json(99)); }), "an answer with no known status");
+  json result = encode(RunResult{});
+  result["contexts"] = json::array({json::array({99, "", true, "", 0})});
+  EXPECT_EQ(error_of([&] { decode_result(result); }), "a context of no known axis");
+  std::vector<int> fds;
+  json sent = encode(two_tensors(), fds);
+  sent[1]["dtype"] = 99;
+  std::vector<Descriptor> descriptors;
+  size_t next = 0;
+  EXPECT_EQ(error_of([&] { decode_tensors(sent, descriptors, next, false); }), "a tensor of no known dtype");
+}
+
 TEST(Wire, TensorLargerThanItsMemoryIsAnError) {
   auto tensors = two_tensors();
   tensors[1].shape = {3};
