@@ -40,6 +40,7 @@ extern const Operator kGae;               // gae.cpp
 extern const Operator kAdamw;             // adamw.cpp
 extern const Operator kWhiten;            // whiten.cpp
 extern const Operator kGroupNorm;         // group_norm.cpp
+extern const Operator kQuantFp8Block;     // quant_fp8_block.cpp
 
 std::span<const Operator* const> operators() {
   static constexpr std::array kTable{&kLogp,       &kLinearLogp,    &kMatmul,           &kDetGemm,
@@ -50,7 +51,7 @@ std::span<const Operator* const> operators() {
                                      &kGrpoLoss,   &kPolicyLoss,    &kLinearPolicyLoss, &kPack,
                                      &kMoePermute, &kMoeCombine,    &kMoeRoute,         &kGroupedGemm,
                                      &kGae,        &kAdamw,         &kWhiten,           &kGroupNorm,
-                                     &kTpLogp,     &kTpLinearLogp};
+                                     &kTpLogp,     &kTpLinearLogp,  &kQuantFp8Block};
   return kTable;
 }
 
