@@ -41,6 +41,7 @@ extern const Operator kAdamw;             // adamw.cpp
 extern const Operator kWhiten;            // whiten.cpp
 extern const Operator kGroupNorm;         // group_norm.cpp
 extern const Operator kQuantFp8Block;     // quant_fp8_block.cpp
+extern const Operator kQuantMxfp8;        // quant_mxfp8.cpp
 
 std::span<const Operator* const> operators() {
   static constexpr std::array kTable{&kLogp,       &kLinearLogp,    &kMatmul,           &kDetGemm,
@@ -51,7 +52,7 @@ std::span<const Operator* const> operators() {
                                      &kGrpoLoss,   &kPolicyLoss,    &kLinearPolicyLoss, &kPack,
                                      &kMoePermute, &kMoeCombine,    &kMoeRoute,         &kGroupedGemm,
                                      &kGae,        &kAdamw,         &kWhiten,           &kGroupNorm,
-                                     &kTpLogp,     &kTpLinearLogp,  &kQuantFp8Block};
+                                     &kTpLogp,     &kTpLinearLogp,  &kQuantFp8Block,    &kQuantMxfp8};
   return kTable;
 }
 
