@@ -42,6 +42,7 @@ extern const Operator kWhiten;            // whiten.cpp
 extern const Operator kGroupNorm;         // group_norm.cpp
 extern const Operator kQuantFp8Block;     // quant_fp8_block.cpp
 extern const Operator kQuantMxfp8;        // quant_mxfp8.cpp
+extern const Operator kQuantNvfp4;        // quant_nvfp4.cpp
 
 std::span<const Operator* const> operators() {
   static constexpr std::array kTable{&kLogp,       &kLinearLogp,    &kMatmul,           &kDetGemm,
@@ -52,7 +53,8 @@ std::span<const Operator* const> operators() {
                                      &kGrpoLoss,   &kPolicyLoss,    &kLinearPolicyLoss, &kPack,
                                      &kMoePermute, &kMoeCombine,    &kMoeRoute,         &kGroupedGemm,
                                      &kGae,        &kAdamw,         &kWhiten,           &kGroupNorm,
-                                     &kTpLogp,     &kTpLinearLogp,  &kQuantFp8Block,    &kQuantMxfp8};
+                                     &kTpLogp,     &kTpLinearLogp,  &kQuantFp8Block,    &kQuantMxfp8,
+                                     &kQuantNvfp4};
   return kTable;
 }
 
