@@ -43,6 +43,7 @@ extern const Operator kGroupNorm;         // group_norm.cpp
 extern const Operator kQuantFp8Block;     // quant_fp8_block.cpp
 extern const Operator kQuantMxfp8;        // quant_mxfp8.cpp
 extern const Operator kQuantNvfp4;        // quant_nvfp4.cpp
+extern const Operator kFp8BlockGemm;      // fp8_block_gemm.cpp
 
 std::span<const Operator* const> operators() {
   static constexpr std::array kTable{&kLogp,       &kLinearLogp,    &kMatmul,           &kDetGemm,
@@ -54,7 +55,7 @@ std::span<const Operator* const> operators() {
                                      &kMoePermute, &kMoeCombine,    &kMoeRoute,         &kGroupedGemm,
                                      &kGae,        &kAdamw,         &kWhiten,           &kGroupNorm,
                                      &kTpLogp,     &kTpLinearLogp,  &kQuantFp8Block,    &kQuantMxfp8,
-                                     &kQuantNvfp4};
+                                     &kQuantNvfp4, &kFp8BlockGemm};
   return kTable;
 }
 
