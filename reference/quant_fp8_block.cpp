@@ -69,9 +69,8 @@ Scale scale_of(float amax, std::span<const double> attrs) {
 ///   in:  x[batch, seq, hidden]     out: codes[batch, seq, hidden] e4m3, scales[batch, seq, hidden/128] fp32
 ///   amax = max(largest |x| of the block, eps)
 ///   factor_first 0: scale = amax/448, with pow2 the power of two from it on;  code = e4m3(x (1/scale))
-///   factor_first 1: factor = 448/amax, with pow2 the power of two up to it; 1 where amax is 0 or infinite, and the
-///   largest
-///             number where it would be infinite;  scale = 1/factor;  code = e4m3(x factor)
+///   factor_first 1: factor = 448/amax, with pow2 the power of two up to it;  scale = 1/factor;  code = e4m3(x factor)
+///                   factor = 1 where amax is 0 or infinite, the largest number where it would be infinite
 ///   Codes are rounded to nearest, ties to even; beyond 448 they are 448.
 /// A NaN is none of the numbers that amax is the largest of, and its own code is NaN.
 /// Source: factor_first 0 as per_token_cast_to_fp8 of DeepGEMM's deep_gemm/utils/math.py, factor_first 1 as

@@ -27,9 +27,10 @@ struct BlockData {
   bool is_e2m1;         ///< codes are e2m1, not e4m3
   bool takes_infinity;  ///< it is defined
   bool stays_away;      ///< no quotient lies near the middle of two codes, and neither does a scale that is rounded
-  std::function<float(float x, float amax)> quotient =
-      {};                                       ///< in a block with this amax; its rounded value is the code
-  std::function<float(float amax)> scale = {};  ///< whose rounded value, in e4m3, is the scale; none: it is not rounded
+  /// The number of which the code is the rounded value, in a block with this amax.
+  std::function<float(float x, float amax)> quotient = {};
+  /// The number of which the scale is the rounded value, in e4m3; none where scales are not rounded.
+  std::function<float(float amax)> scale = {};
 };
 /// In mode `random`, changes blocks of the first rows to what random numbers would hardly show: zeros, ties between
 /// codes, infinities, an amax that is a power of two or its neighbour, or that is tiny.

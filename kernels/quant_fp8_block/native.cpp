@@ -2,9 +2,8 @@
 // quant_fp8_block / native: CPU; every block of 128 columns by itself, every operation in fp32.
 //   amax = max(largest |x| of a block, eps)
 //   factor_first 0: scale = amax/448, with pow2 the power of two from it on;  codes = e4m3(x (1/scale))
-//   factor_first 1: factor = 448/amax, with pow2 the power of two up to it, 1 for an amax of 0 or infinity;  scale =
-//   1/factor;
-//             codes = e4m3(x factor)
+//   factor_first 1: factor = 448/amax, with pow2 the power of two up to it, 1 for an amax of 0 or infinity;
+//                   scale = 1/factor;  codes = e4m3(x factor)
 //   x: [..., hidden] fp32|bf16|fp16   codes: [..., hidden] e4m3   scales: [..., hidden/128 rounded up] fp32
 //   Limits: contiguous.   Expected error: none.
 #include "cpu/codes.hpp"
