@@ -40,6 +40,10 @@ extern const Operator kGae;               // gae.cpp
 extern const Operator kAdamw;             // adamw.cpp
 extern const Operator kWhiten;            // whiten.cpp
 extern const Operator kGroupNorm;         // group_norm.cpp
+extern const Operator kQuantFp8Block;     // quant_fp8_block.cpp
+extern const Operator kQuantMxfp8;        // quant_mxfp8.cpp
+extern const Operator kQuantNvfp4;        // quant_nvfp4.cpp
+extern const Operator kFp8BlockGemm;      // fp8_block_gemm.cpp
 
 std::span<const Operator* const> operators() {
   static constexpr std::array kTable{&kLogp,       &kLinearLogp,    &kMatmul,           &kDetGemm,
@@ -50,7 +54,8 @@ std::span<const Operator* const> operators() {
                                      &kGrpoLoss,   &kPolicyLoss,    &kLinearPolicyLoss, &kPack,
                                      &kMoePermute, &kMoeCombine,    &kMoeRoute,         &kGroupedGemm,
                                      &kGae,        &kAdamw,         &kWhiten,           &kGroupNorm,
-                                     &kTpLogp,     &kTpLinearLogp};
+                                     &kTpLogp,     &kTpLinearLogp,  &kQuantFp8Block,    &kQuantMxfp8,
+                                     &kQuantNvfp4, &kFp8BlockGemm};
   return kTable;
 }
 

@@ -68,7 +68,7 @@ class PackedCall {
 
  private:
   static size_t width_of(int32_t dtype) {
-    constexpr size_t kWidths[] = {8, 4, 2, 2, 8, 4, 1};
+    constexpr size_t kWidths[] = {8, 4, 2, 2, 8, 4, 1, 1, 1, 1, 1};
     return kWidths[dtype];
   }
 
@@ -168,8 +168,9 @@ checkop_status run(const checkop_call* call, Launch launch) {
 }
 
 inline const char* dtype_name(int32_t dtype) {
-  static constexpr const char* kNames[] = {"fp64", "fp32", "fp16", "bf16", "int64", "int32", "uint8"};
-  return dtype >= CHECKOP_F64 && dtype <= CHECKOP_U8 ? kNames[dtype] : "unknown";
+  static constexpr const char* kNames[] = {"fp64",  "fp32", "fp16", "bf16", "int64", "int32",
+                                           "uint8", "e4m3", "e5m2", "e8m0", "e2m1x2"};
+  return dtype >= CHECKOP_F64 && dtype <= CHECKOP_E2M1X2 ? kNames[dtype] : "unknown";
 }
 
 /// An extent. The first tensor that has it sets the value, and every other must match.

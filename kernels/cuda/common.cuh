@@ -130,8 +130,9 @@ inline checkop_status launch_status(const checkop_call* call, const char* doing)
 }
 
 inline const char* dtype_name(int32_t dtype) {
-  constexpr const char* kNames[] = {"fp64", "fp32", "fp16", "bf16", "int64", "int32", "uint8"};
-  return dtype >= CHECKOP_F64 && dtype <= CHECKOP_U8 ? kNames[dtype] : "unknown dtype";
+  constexpr const char* kNames[] = {"fp64",  "fp32", "fp16", "bf16", "int64", "int32",
+                                    "uint8", "e4m3", "e5m2", "e8m0", "e2m1x2"};
+  return dtype >= CHECKOP_F64 && dtype <= CHECKOP_E2M1X2 ? kNames[dtype] : "unknown dtype";
 }
 
 // --- checks of a call

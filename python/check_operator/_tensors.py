@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, Dict, Iterator, Tuple
 
 from .errors import InputError
-from .serving import described
+from .serving import NARROW, described
 
 Entry = Tuple[str, Tuple[int, ...], bytes]  # as in safetensors: dtype, shape, bytes
 CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
-         "uint8": "U8", "bool": "BOOL"}
-DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+         "uint8": "U8", "bool": "BOOL", **{name: code for code, name in NARROW.items()}}
+DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3",
+          "float8_e5m2": "e5m2", "float8_e8m0fnu": "e8m0", "float4_e2m1fn_x2": "e2m1x2"}
 
 
 def dtype_name(dtype: Any) -> str:
@@ -53,10 +54,10 @@ def entry_of(argument: str, name: str, value: Any) -> Entry:
             raise InputError(f"{where} is {word}; known: {', '.join(CODES)}")
         try:
             value = value.detach().cpu().contiguous()
-            if word == "bfloat16":
+            if word == "bfloat16" or CODES[word] in NARROW:
                 import torch
 
-                value = value.view(torch.int16)
+                value = value.view(torch.int16 if word == "bfloat16" else torch.uint8)
             array = value.numpy()
         except (RuntimeError, TypeError) as error:  # it is sparse or nested, or has no data
             raise InputError(f"{where} can't be read: {described(error)}; give a dense tensor") from None

@@ -29,6 +29,9 @@ them that has been imported.
   JAX     the same; 64-bit types are enabled, for ids and fp64.
   NumPy   has no bf16: bf16 inputs come as float32, which holds them exactly, and a float32 result is rounded once to bf16,
           to nearest, ties to even; bfloat16 of ml_dtypes is taken as it is. No automatic gradients.
+Numbers of 8 and 4 bits (float8_e4m3fn, float8_e5m2, float8_e8m0fnu, float4_e2m1fn_x2) come in the framework's own types, or
+as uint8 where it has none; results may be of the type or uint8 tensors of the same bits. Two numbers of 4 bits are a byte,
+the first one in its lower half.
 serve(functions, recipes={"rms_norm": ["normalised_row_in_16_bit"]}) declares rounding points that the functions have by
 design, by keys as above, in the names that `check_operator show OP` prints. They count where the contract allows them.
 
@@ -82,9 +85,10 @@ import types
 PROTOCOLS = (1, 2)
 SOCKET = "CHECK_OPERATOR_FD"  # the number of the socket over which descriptors come
 SERVES = "CHECK_OPERATOR_SERVES"  # set while this file serves as a program: to what
-BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
+NARROW = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "F4": "float4_e2m1fn_x2"}
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1, **{code: 1 for code in NARROW}}
 SPOKEN = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16", "I64": "int64", "I32": "int32", "U8": "uint8",
-          "BOOL": "bool"}
+          "BOOL": "bool", "F8_E4M3": "e4m3", "F8_E5M2": "e5m2", "F8_E8M0": "e8m0", "F4": "e2m1x2"}
 
 
 class Unsupported(NotImplementedError):
@@ -117,7 +121,10 @@ def read_safetensors(path):
             file.seek(8 + length + begin)
             if file.readinto(data) != len(data):
                 raise ValueError(f"{path}: {name} is cut short")
-            tensors[name] = (entry["dtype"], tuple(entry["shape"]), data)
+            shape = entry["shape"]
+            if entry["dtype"] == "F4":  # a file counts numbers, of which a byte has two
+                shape = [*shape[:-1], shape[-1] // 2]
+            tensors[name] = (entry["dtype"], tuple(shape), data)
         return tensors
 
 
@@ -125,7 +132,8 @@ def write_safetensors(path, tensors, metadata=None):
     """tensors: {name: (dtype, shape, bytes-like object with items of one byte)}; metadata: {text: text}"""
     header, end = {"__metadata__": metadata} if metadata else {}, 0
     for name, (dtype, shape, data) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + len(data)]}
+        in_file = [*shape[:-1], shape[-1] * 2] if dtype == "F4" else list(shape)
+        header[name] = {"dtype": dtype, "shape": in_file, "data_offsets": [end, end + len(data)]}
         end += len(data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -299,7 +307,8 @@ class NumPy(Framework):
             raise BadCandidate(f"device: NumPy computes on the CPU, and '{device}' was asked for; use the device 'cpu', or a "
                                "function over torch or JAX")
         self.numpy = numpy
-        self.types = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "U8": "u1", "BOOL": "u1"}
+        self.types = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "U8": "u1", "BOOL": "u1",
+                      **{code: "u1" for code in NARROW}}
 
     def describe_device(self):
         return {"kind": "cpu"}
@@ -331,6 +340,8 @@ class NumPy(Framework):
     def write(self, place, array):
         dtype = self.dtype_of(array, place.want)
         require_form(place.want, dtype, array.shape)
+        if dtype in NARROW:
+            array = array.view("u1")
         self.raw(place)[...] = self.to_bf16(array).reshape(array.shape) if dtype == "BF16" else array
 
     def own(self, name, value):
@@ -350,6 +361,8 @@ class NumPy(Framework):
     def dtype_of(self, array, want):
         if array.dtype.name == "bfloat16" or (want["dtype"] == "BF16" and array.dtype == self.numpy.float32):
             return "BF16"  # the former as ml_dtypes has it
+        if array.dtype.name in ("uint8", NARROW.get(want["dtype"])):
+            return want["dtype"] if want["dtype"] in NARROW else "U8"
         for name, code in self.types.items():
             if name != "BOOL" and array.dtype == self.numpy.dtype("<" + code):
                 return name
@@ -397,7 +410,8 @@ class Torch(Framework):
             self.device = torch.device("cuda", self.device.index or 0)
             torch.cuda.set_device(self.device)
         self.types = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-                      "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
+                      "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
+                      **{code: getattr(torch, name, torch.uint8) for code, name in NARROW.items()}}
 
     def describe_device(self):
         if self.device.type == "cpu":
@@ -411,7 +425,8 @@ class Torch(Framework):
         torch = self.torch
         if not data:
             return torch.empty(shape, dtype=self.types[dtype], device=self.device)
-        return torch.frombuffer(data, dtype=self.types[dtype]).reshape(shape).to(self.device)
+        flat = torch.frombuffer(data, dtype=torch.uint8 if dtype in NARROW else self.types[dtype])
+        return flat.view(self.types[dtype]).reshape(shape).to(self.device)
 
     def transports(self):
         if self.device.type != "cuda":
@@ -438,7 +453,8 @@ class Torch(Framework):
         if place.is_empty:
             return torch.empty(place.shape, dtype=dtype, device="cpu" if on_host else self.device)
         if on_host:
-            flat = torch.frombuffer(place.arena.memory, dtype=dtype, count=place.count, offset=place.offset)
+            flat = torch.frombuffer(place.arena.memory, dtype=torch.uint8 if place.dtype in NARROW else dtype,
+                                    count=place.count, offset=place.offset).view(dtype)
         else:
             stretch = CudaStretch(place.arena, place.offset, place.count, place.width)
             flat = torch.as_tensor(stretch, device=self.device).view(dtype)
@@ -452,8 +468,12 @@ class Torch(Framework):
 
     def write(self, place, tensor):
         tensor = tensor.detach()
-        require_form(place.want, self.dtype_of(tensor, place.want), tensor.shape)
-        self.raw(place).copy_(tensor)
+        dtype = self.dtype_of(tensor, place.want)
+        require_form(place.want, dtype, tensor.shape)
+        to = self.raw(place)
+        if dtype in NARROW:
+            to, tensor = to.view(self.torch.uint8), tensor.view(self.torch.uint8)
+        to.copy_(tensor)
 
     def own(self, name, value):
         if not isinstance(value, self.torch.Tensor):
@@ -476,6 +496,8 @@ class Torch(Framework):
         return ""
 
     def dtype_of(self, tensor, want):
+        if want["dtype"] in NARROW and tensor.dtype in (self.torch.uint8, self.types[want["dtype"]]):
+            return want["dtype"]
         for name, dtype in self.types.items():
             if dtype == tensor.dtype:
                 return name
@@ -540,7 +562,7 @@ class Jax(Framework):
             raise NoDevice(f"JAX {jax.__version__} finds no device '{device}': {error}") from error
         jax.config.update("jax_default_device", self.device)
         self.types = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "I64": "i8", "I32": "i4",
-                      "U8": "u1", "BOOL": "u1"}
+                      "U8": "u1", "BOOL": "u1", **{code: getattr(ml_dtypes, name, "u1") for code, name in NARROW.items()}}
 
     def describe_device(self):
         if self.device.platform == "cpu":
@@ -565,8 +587,12 @@ class Jax(Framework):
 
     def write(self, place, array):
         array = self.numpy.asarray(array)
-        require_form(place.want, self.dtype_of(array, place.want), array.shape)
-        self.raw(place)[...] = array
+        dtype = self.dtype_of(array, place.want)
+        require_form(place.want, dtype, array.shape)
+        if dtype in NARROW:
+            self.raw(place).view("u1")[...] = array.view("u1")
+        else:
+            self.raw(place)[...] = array
 
     def own(self, name, value):
         if not isinstance(value, (self.jax.Array, self.numpy.ndarray, self.numpy.generic)):
@@ -583,6 +609,8 @@ class Jax(Framework):
         return ""
 
     def dtype_of(self, array, want):
+        if want["dtype"] in NARROW and array.dtype.name in ("uint8", NARROW[want["dtype"]]):
+            return want["dtype"]
         for name, dtype in self.types.items():
             if name != "BOOL" and array.dtype == self.numpy.dtype(dtype):
                 return name

@@ -16,7 +16,7 @@ import os
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-SHARED = {"__main__", "common"}
+SHARED = {"__main__", "common", "formats"}
 
 
 def main():

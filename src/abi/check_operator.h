@@ -36,7 +36,11 @@ enum {
   CHECKOP_BF16,
   CHECKOP_I64,
   CHECKOP_I32,
-  CHECKOP_U8
+  CHECKOP_U8,
+  CHECKOP_E4M3,                     /* OCP FP8 E4M3: largest number 448, no infinity, NaN 0x7f and 0xff */
+  CHECKOP_E5M2,                     /* OCP FP8 E5M2, with infinities */
+  CHECKOP_E8M0,                     /* a power of two, 2^(code - 127); NaN 0xff */
+  CHECKOP_E2M1X2                    /* a byte of two FP4 E2M1 numbers, the first one in its lower half */
 };                                  /* checkop_tensor.dtype */
 enum { CHECKOP_CPU, CHECKOP_CUDA }; /* checkop_kernel.device */
 

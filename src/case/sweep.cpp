@@ -215,7 +215,7 @@ std::vector<DType> parse_dtypes(const std::string& where, const std::vector<std:
   std::vector<DType> found;
   for (const std::string& name : names) {
     const auto dtype = parse_dtype(name);
-    if (!dtype || !info(*dtype).is_float)
+    if (!dtype || std::find(kCaseDTypes.begin(), kCaseDTypes.end(), *dtype) == kCaseDTypes.end())
       unknown(where, "floating-point dtype", name, {"fp32", "bf16", "fp16", "fp64"});
     found.push_back(*dtype);
   }

@@ -11,8 +11,6 @@
 namespace checkop {
 namespace {
 
-constexpr std::array kCaseDTypes{DType::f64, DType::f32, DType::f16, DType::bf16};
-
 /// Applies the numbers of `overlay` to the gate at `index`. An expired overlay may only tighten.
 void lay_over(const Overlay& overlay, bool expired, size_t index, Gates& gates) {
   Gate& gate = gates.all[index];

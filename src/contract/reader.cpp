@@ -15,7 +15,11 @@ constexpr std::array kNumerics{Numerics::exact,       Numerics::pointwise, Numer
                                Numerics::contraction, Numerics::logprob,   Numerics::composite};
 
 DType read_dtype(const JsonValue& json) {
-  static const std::vector<std::string> kNames{"fp64", "fp32", "fp16", "bf16", "int64", "int32", "uint8"};
+  static const std::vector<std::string> kNames = [] {
+    std::vector<std::string> names;
+    for (const DType dtype : kDTypes) names.emplace_back(info(dtype).name);
+    return names;
+  }();
   return *parse_dtype(json.one_of("dtype", kNames));
 }
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads files of the RL-Kernel format into a RuleTable.
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -66,12 +68,14 @@ void read_rl_kernel_invariance(const JsonValue& json, const std::vector<Rule>& r
                        R"(add {"atol": 0, "rtol": 0})");
 }
 
-/// Judges integers bitwise. The format chooses cells by the dtype of the case, and their tolerances are meant for
-/// floating-point numbers: a relative tolerance of 1.6e-2 allows an offset of 1000 to be off by 16. Integers are counts
-/// and positions, with one correct value.
+/// Judges integers, and numbers of 8 and 4 bits, bitwise. The format chooses cells by the dtype of the case, and their
+/// tolerances are meant for floating-point numbers: a relative tolerance of 1.6e-2 allows an offset of 1000 to be off
+/// by 16. Integers are counts and positions, with one correct value.
 Rule integers_by_bits(const JsonValue& root) {
   Rule rule;
-  rule.match.dtypes = {DType::i64, DType::i32, DType::u8};
+  std::copy_if(kDTypes.begin(), kDTypes.end(), std::back_inserter(rule.match.dtypes), [](DType dtype) {
+    return std::find(kCaseDTypes.begin(), kCaseDTypes.end(), dtype) == kCaseDTypes.end();
+  });
   rule.numbers = {{Metric::bits, {}}};
   rule.gates = {make_gate(rule.numbers[0], root.where() + ": integers")};
   rule.path = "integers";

@@ -19,20 +19,10 @@ namespace {
 constexpr size_t kBlockBytes = size_t{32} << 20;
 constexpr size_t kPayloadAlignment = 256;
 
-/// Explicit bits of the fraction; 0 for integers.
+/// Explicit bits of the fraction; 0 for integers and for types of 8 bits, which have too few NaNs to draw from.
 int mantissa_bits(DType dtype) {
-  switch (dtype) {
-    case DType::f64:
-      return 52;
-    case DType::f32:
-      return 23;
-    case DType::f16:
-      return 10;
-    case DType::bf16:
-      return 7;
-    default:
-      return 0;
-  }
+  const DTypeInfo& type = info(dtype);
+  return type.is_float && type.bytes > 1 ? type.precision - 1 : 0;
 }
 
 uint64_t poison_key = 0x636f7061;
@@ -46,6 +36,10 @@ Poison poisons[] = {
     {{0x5bad1deadc0ffee1, 0x6dead1deadbea7e5}, 0x7a5afe5afe5afe5b},  // i64
     {{0x5badc0e1, 0x6deadbe5}, 0x7a5afe5b},                          // i32
     {{0xa5, 0x5b}, 0xc3},                                            // u8
+    {{0xa6, 0x5a}, 0xc9},                                            // e4m3
+    {{0xa6, 0x5a}, 0xc9},                                            // e5m2
+    {{0xa6, 0x5a}, 0xc9},                                            // e8m0
+    {{0xa6, 0x5a}, 0xc9},                                            // e2m1x2
 };
 
 }  // namespace
@@ -55,12 +49,13 @@ const Poison& poison_of(DType dtype) { return poisons[static_cast<size_t>(dtype)
 namespace {
 
 /// The pattern of launch `draw` that these bits make: a quiet NaN, or a finite value whose exponent is one of four that
-/// end with 1's, of either sign. Of integers a large positive number: no id that a candidate could take for valid.
+/// end with 1's, of either sign. Of integers a large positive number: no id that a candidate could take for valid. Of
+/// 8 bits, any.
 uint64_t pattern_of_bits(DType dtype, bool is_nan, uint64_t bits) {
   const auto low = [&](int n) { return bits & ((uint64_t{1} << n) - 1); };
   const int width = static_cast<int>(info(dtype).bytes) * 8, mantissa = mantissa_bits(dtype);
   if (mantissa == 0) {
-    if (dtype == DType::u8) return low(width);
+    if (width == 8) return low(width);
     return uint64_t{0x5b} << (width - 8) | low(width - 8);
   }
   if (is_nan) {

@@ -26,7 +26,15 @@ std::vector<const Operator*>& added() {
   return operators;
 }
 
-bool is_number(std::string_view factor) { return factor.size() == 1 && factor[0] >= '0' && factor[0] <= '9'; }
+bool is_number(std::string_view factor) {
+  return factor.find_first_not_of("0123456789") == std::string_view::npos && !factor.empty() && factor.size() < 10;
+}
+
+int64_t number(std::string_view digits) {
+  int64_t value = 0;
+  for (const char digit : digits) value = 10 * value + (digit - '0');
+  return value;
+}
 
 }  // namespace
 
@@ -148,7 +156,7 @@ bool lists(std::span<const std::string> list, std::string_view word) {
 }
 
 std::vector<std::string_view> names_in(std::string_view dims) {
-  std::vector<std::string_view> names = split(dims, " *+");
+  std::vector<std::string_view> names = split(dims, " *+/");
   std::erase_if(names, is_number);
   return names;
 }
@@ -159,7 +167,11 @@ int64_t evaluate_extent(std::string_view extent, const std::function<int64_t(std
   for (const std::string_view term : split(extent, "+")) {
     Shape factors;
     for (const std::string_view factor : split(term, "*")) {
-      factors.push_back(is_number(factor) ? factor[0] - '0' : value_of(factor));
+      const size_t slash = std::min(factor.find('/'), factor.size());
+      const std::string_view whole = factor.substr(0, slash);
+      const int64_t value = is_number(whole) ? number(whole) : value_of(whole);
+      const int64_t divisor = slash == factor.size() ? 1 : number(factor.substr(slash + 1));
+      factors.push_back(value / divisor + (value % divisor != 0 ? 1 : 0));
     }
     sum = std::min(sum + static_cast<uint64_t>(element_count(factors)), kMost);
   }

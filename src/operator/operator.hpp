@@ -38,8 +38,8 @@ enum class Fill : uint8_t {
 };
 
 /// One input or output. A dimension list is a string of extents, "batch seq vocab". An extent is a name, or a sum of
-/// products of names and digits: "batch*seq", "batch+1", or a number: "3". A tensor is per-row if its list starts with
-/// the operator's `row_dims`.
+/// products of names and numbers: "batch*seq", "batch+1", a name over a number, rounded up: "hidden/128", or a number:
+/// "3". A tensor is per-row if its list starts with the operator's `row_dims`.
 struct TensorSpec {
   std::string_view name;
   std::string_view dims;
@@ -242,7 +242,8 @@ std::vector<std::string_view> split_dims(std::string_view dims);
 /// Whether `word` is one of the words of `list`, which have spaces between: Recipe::outputs, FaultSpec::dtypes.
 bool lists(std::string_view list, std::string_view word);
 bool lists(std::span<const std::string> list, std::string_view word);
-std::vector<std::string_view> names_in(std::string_view dims);  ///< names in the extents; "batch*seq batch+1" has three
+/// Names in the extents; "batch*seq batch+1 hidden/2" has four.
+std::vector<std::string_view> names_in(std::string_view dims);
 /// The value of one extent, given the value of each name; 2^62 for sums above that. Throws InputError for a product
 /// above 2^62.
 int64_t evaluate_extent(std::string_view extent, const std::function<int64_t(std::string_view)>& value_of);

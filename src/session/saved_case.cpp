@@ -62,10 +62,10 @@ void require_type_and_shape(const std::string& path, const Case& c, const Tensor
   }
 }
 
-/// What is added to the one name of an extent: 1 of "seqs+1", 0 of "seqs", nothing of "batch*seq" or "3".
+/// What is added to the one name of an extent: 1 of "seqs+1", 0 of "seqs", nothing of "batch*seq", "hidden/32" or "3".
 std::optional<int64_t> summand(std::string_view extent) {
   const std::vector<std::string_view> names = names_in(extent);
-  if (names.size() != 1 || extent.find('*') != std::string_view::npos) return {};
+  if (names.size() != 1 || extent.find_first_of("*/") != std::string_view::npos) return {};
   return evaluate_extent(extent, [](std::string_view) { return 0; });
 }
 
@@ -138,7 +138,7 @@ void learn_dims(const std::string& where, const TensorSpec& spec, DType dtype, c
     }
   }
   if (spec.dtype || is_carried(c, spec)) return;
-  if (!info(dtype).is_float) {
+  if (std::find(kCaseDTypes.begin(), kCaseDTypes.end(), dtype) == kCaseDTypes.end()) {
     throw InputError(where, fmt::format("is {}, expected floating-point numbers", info(dtype).name),
                      "give fp64, fp32, fp16 or bf16");
   }

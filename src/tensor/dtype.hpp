@@ -3,6 +3,7 @@
 // even.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -12,19 +13,28 @@
 namespace checkop {
 
 /// Values equal CHECKOP_F64 ... of the ABI.
-enum class DType : uint8_t { f64, f32, f16, bf16, i64, i32, u8 };
+enum class DType : uint8_t { f64, f32, f16, bf16, i64, i32, u8, e4m3, e5m2, e8m0, e2m1x2 };
+
+/// Every dtype, in the order of the enum.
+inline constexpr std::array kDTypes{DType::f64, DType::f32,  DType::f16,  DType::bf16, DType::i64,   DType::i32,
+                                    DType::u8,  DType::e4m3, DType::e5m2, DType::e8m0, DType::e2m1x2};
+/// Those that a case may have. Narrower types are codes, which some operators read and write.
+inline constexpr std::array kCaseDTypes{DType::f64, DType::f32, DType::f16, DType::bf16};
 
 struct DTypeInfo {
   DType dtype;
-  std::string_view name;         ///< on the command line and in reports: fp64 fp32 fp16 bf16 int64 int32 uint8
-  std::string_view safetensors;  ///< F64 F32 F16 BF16 I64 I32 U8
+  std::string_view name;         ///< on the command line and in reports: fp64 fp32 fp16 bf16 int64 int32 uint8 e4m3 ...
+  std::string_view safetensors;  ///< F64 F32 F16 BF16 I64 I32 U8 F8_E4M3 F8_E5M2 F8_E8M0 F4
   size_t bytes;
-  bool is_float;
-  int precision;     ///< significand bits with the implicit one: 53 24 11 8; 0 for integers
-  int min_exponent;  ///< the smallest normal number is 2^min_exponent: -1022 -126 -14 -126; 0 for integers
+  bool is_float;     ///< false for e2m1x2, whose elements are bytes of two codes
+  int precision;     ///< significand bits with the implicit one: 53 24 11 8, 4 3 1; 0 for integers
+  int min_exponent;  ///< the smallest normal number is 2^min_exponent: -1022 -126 -14 -126, -6 -14 -127; 0 for integers
+  uint64_t sign;     ///< the bit of the sign; 0 for e8m0 and integers
+  uint64_t top;      ///< bits of infinity, or of the largest number of a type without one; NaN is above; 0 for integers
   /// Exact for every float type. Not exact for integers beyond 2^53; use decode_int for them.
   void (*decode)(const std::byte* from, double* to, size_t n);
-  /// One rounding to nearest, ties to even; overflow gives infinity, NaN stays NaN. Integers: round to nearest,
+  /// One rounding to nearest, ties to even; overflow gives infinity, or the largest number of a type without one; NaN
+  /// stays NaN. e8m0, which has neither sign nor zero: 2^-127 for all that is less. Integers: round to nearest,
   /// saturate.
   void (*encode)(const double* from, std::byte* to, size_t n);
 };
@@ -32,8 +42,14 @@ struct DTypeInfo {
 const DTypeInfo& info(DType dtype);
 std::optional<DType> parse_dtype(std::string_view name);  ///< "fp32", "bf16", ...
 
-void decode_int(DType dtype, const std::byte* from, int64_t* to, size_t n);  ///< i64, i32, u8; exact
+void decode_int(DType dtype, const std::byte* from, int64_t* to, size_t n);  ///< integers and e2m1x2; exact
 void encode_int(DType dtype, const int64_t* from, std::byte* to, size_t n);  ///< values must fit
+
+/// A code of 4 bits, of which an element of e2m1x2 has two, the first one in its lower half: 0 0.5 1 1.5 2 3 4 6, and
+/// from 8 on the same with the other sign.
+double decode_e2m1(unsigned code);
+/// To nearest, ties to even; what is larger becomes 6, as does NaN, which the type lacks.
+unsigned encode_e2m1(double x);
 
 /// Unit roundoff u = 2^-precision: the largest relative error of one rounding to nearest.
 double unit_roundoff(DType dtype);

@@ -24,10 +24,16 @@ constexpr uint64_t kMaxHeader = 100'000'000;  // as in the format's reference re
 
 std::optional<DType> parse_name(std::string_view name) {
   if (name == "BOOL") return DType::u8;
-  for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::i64, DType::i32, DType::u8}) {
+  for (const DType dtype : kDTypes) {
     if (info(dtype).safetensors == name) return dtype;
   }
   return {};
+}
+
+/// The shape by which a file counts: F4 by its numbers, of which an element of e2m1x2 has two.
+Shape shape_in_file(DType dtype, Shape shape) {
+  if (dtype == DType::e2m1x2 && !shape.empty()) shape.back() *= 2;
+  return shape;
 }
 
 void write_at(int file, const std::string& path, uint64_t offset, const void* data, size_t bytes) {
@@ -64,9 +70,16 @@ SafetensorsEntry parse_entry(const std::string& name, const JsonValue& value, ui
   const auto known = parse_name(dtype.string());
   if (!known)
     throw InputError(value.where(), fmt::format("has dtype '{}', which is not known here", dtype.string()),
-                     "convert it to F64, F32, F16, BF16, I64, I32, U8 or BOOL");
+                     "convert it to F64, F32, F16, BF16, F8_E4M3, F8_E5M2, F8_E8M0, F4, I64, I32, U8 or BOOL");
   entry.dtype = *known;
   for (const JsonValue& extent : value.at("shape").items()) entry.shape.push_back(extent.integer(0));
+  if (entry.dtype == DType::e2m1x2) {
+    if (entry.shape.empty() || entry.shape.back() % 2 != 0)
+      throw InputError(value.where(),
+                       fmt::format("is F4 of shape {}, whose rows are no whole bytes", to_string(entry.shape)),
+                       "make the last extent even");
+    entry.shape.back() /= 2;
+  }
   const JsonValue range = value.at("data_offsets");
   const auto offsets = range.items();
   if (offsets.size() != 2) range.fail("two offsets");
@@ -118,8 +131,9 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<
   for (SafetensorsEntry entry : entries) {
     entry.begin = at;
     entry.end = at += static_cast<uint64_t>(element_count(entry.shape)) * info(entry.dtype).bytes;
-    header[entry.name] = {
-        {"dtype", info(entry.dtype).safetensors}, {"shape", entry.shape}, {"data_offsets", {entry.begin, entry.end}}};
+    header[entry.name] = {{"dtype", info(entry.dtype).safetensors},
+                          {"shape", shape_in_file(entry.dtype, entry.shape)},
+                          {"data_offsets", {entry.begin, entry.end}}};
     entries_[entry.name] = entry;
   }
   std::string text = header.dump();

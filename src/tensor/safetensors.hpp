@@ -42,8 +42,8 @@ class SafetensorsWriter {
 void write_safetensors(const std::string& path, const std::vector<Tensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
-/// An open file with a valid header. Loads tensors one at a time. Supports dtypes F64 F32 F16 BF16 I64 I32 U8, and
-/// reads BOOL as uint8. Every data byte belongs to exactly one tensor.
+/// An open file with a valid header. Loads tensors one at a time. Supports the dtypes of dtype.hpp, and reads BOOL as
+/// uint8. F4 of shape [3, 8] is e2m1x2 of shape [3, 4]. Every data byte belongs to exactly one tensor.
 class SafetensorsReader {
  public:
   /// Throws InputError for: a missing file, a truncated or malformed header, an unknown dtype, byte ranges that

@@ -264,7 +264,7 @@ std::vector<Tensor> decode_tensors(const json& json, std::vector<Descriptor>& de
     Tensor tensor;
     tensor.name = item.at("name").get<std::string>();
     const int dtype = item.at("dtype").get<int>();
-    if (dtype < 0 || dtype > static_cast<int>(DType::u8)) throw WireError("a tensor of no known dtype");
+    if (dtype < 0 || dtype >= std::ssize(kDTypes)) throw WireError("a tensor of no known dtype");
     tensor.dtype = static_cast<DType>(dtype);
     tensor.shape = item.at("shape").get<Shape>();
     const size_t bytes = static_cast<size_t>(tensor.count()) * info(tensor.dtype).bytes;

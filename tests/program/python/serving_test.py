@@ -63,6 +63,43 @@ class Bf16(unittest.TestCase):
         self.assertEqual(self.numpy.store(np.ones(3, np.float64), want)[0], "F64")
 
 
+class NumbersOf8And4Bits(unittest.TestCase):
+    def frameworks(self):
+        yield helper.NumPy("cpu"), np.uint8
+        try:
+            import torch
+        except ImportError:
+            return
+        yield helper.Torch("cpu"), torch.uint8
+
+    def test_every_code_goes_through_as_it_is(self):
+        codes = bytes(range(256))
+        for framework, byte in self.frameworks():
+            for dtype in helper.NARROW:
+                want = {"name": "codes", "dtype": dtype, "shape": [16, 16]}
+                loaded = framework.load(dtype, (16, 16), bytearray(codes))
+                self.assertEqual(framework.dtype_of(loaded, want), dtype)
+                self.assertEqual(framework.store(loaded, want), (dtype, (16, 16), codes))
+                bits = framework.load("U8", (16, 16), bytearray(codes))
+                self.assertEqual(bits.dtype, byte)
+                self.assertEqual(framework.store(bits, want), (dtype, (16, 16), codes))
+
+    def test_a_number_of_another_type_is_no_code(self):
+        for framework, _ in self.frameworks():
+            wide = framework.load("F32", (1,), bytearray(4))
+            self.assertEqual(framework.dtype_of(wide, {"name": "codes", "dtype": "F8_E4M3"}), "F32")
+            bits = framework.load("U8", (1,), bytearray(1))
+            self.assertEqual(framework.dtype_of(bits, {"name": "mask", "dtype": "U8"}), "U8")
+
+    def test_a_file_counts_two_numbers_of_4_bits_a_byte(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "x")
+            helper.write_safetensors(path, {"codes": ("F4", (3, 2), b"123456")})
+            self.assertEqual(helper.read_safetensors(path), {"codes": ("F4", (3, 2), bytearray(b"123456"))})
+            with open(path, "rb") as file:
+                self.assertIn(b'"shape": [3, 4]', file.read())
+
+
 class Files(unittest.TestCase):
     def test_what_is_written_is_read_back(self):
         with tempfile.TemporaryDirectory() as folder:

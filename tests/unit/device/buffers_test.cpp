@@ -86,9 +86,7 @@ class BuffersOf : public testing::TestWithParam<DType> {
  protected:
   std::unique_ptr<Device> device_ = open_cpu_device();
 };
-INSTANTIATE_TEST_SUITE_P(EveryType, BuffersOf,
-                         testing::Values(DType::f64, DType::f32, DType::f16, DType::bf16, DType::i64, DType::i32,
-                                         DType::u8),
+INSTANTIATE_TEST_SUITE_P(EveryType, BuffersOf, testing::ValuesIn(kDTypes),
                          [](const auto& each) { return std::string(checkop::info(each.param).name); });
 
 TEST_P(BuffersOf, PoisonDiffersBetweenTheRunsAndFromTheGuards) {
@@ -107,12 +105,16 @@ TEST_P(BuffersOf, PoisonFitsTheElement) {
   }
 }
 
+/// Types of 8 bits have too few NaNs to draw from.
+bool has_poison_of_nan(DType dtype) { return info(dtype).is_float && info(dtype).bytes > 1; }
+
 TEST_P(BuffersOf, PoisonIsNaNForFloatsButForTheSecondLaunch) {
   for (const uint64_t pattern :
        {poison_of(GetParam()).output[0], poison_of(GetParam()).output[1], poison_of(GetParam()).guard}) {
     double value = 0;
     info(GetParam()).decode(reinterpret_cast<const std::byte*>(&pattern), &value, 1);
-    EXPECT_EQ(std::isnan(value), info(GetParam()).is_float && pattern != poison_of(GetParam()).output[1]) << pattern;
+    EXPECT_EQ(std::isnan(value), has_poison_of_nan(GetParam()) && pattern != poison_of(GetParam()).output[1])
+        << pattern;
   }
 }
 
@@ -125,8 +127,10 @@ TEST_P(BuffersOf, DrawnPoisonIsOfItsKindAndNoneOfTheOtherPatterns) {
       EXPECT_TRUE(pattern != poison.output[0] && pattern != poison.output[1] && pattern != poison.guard) << draw;
       double value = 0;
       info(GetParam()).decode(reinterpret_cast<const std::byte*>(&pattern), &value, 1);
-      EXPECT_EQ(std::isnan(value), info(GetParam()).is_float && kind == 0) << draw;
-      if (info(GetParam()).is_float && kind == 1) {
+      if (info(GetParam()).bytes > 1) {
+        EXPECT_EQ(std::isnan(value), has_poison_of_nan(GetParam()) && kind == 0) << draw;
+      }
+      if (has_poison_of_nan(GetParam()) && kind == 1) {
         EXPECT_TRUE(std::abs(value) > 0.05 && std::abs(value) < 4) << value;
       }
       EXPECT_EQ(pattern, drawn_poison(GetParam(), kind, draw));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element types: every 16-bit value, every midpoint between neighbours, and the rest of the table. Expected values are
-// computed by ldexp from the fields of a format, not by the code under test.
+// Element types: every value of 16, 8 and 4 bits, every midpoint between neighbours, and the rest of the table.
+// Expected values are computed by ldexp from the fields of a format, not by the code under test.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -129,6 +129,167 @@ TEST_P(SixteenBits, ExtremeDoublesBecomeZeroOrInfinity) {
 
 INSTANTIATE_TEST_SUITE_P(DType, SixteenBits, testing::Values(DType::f16, DType::bf16),
                          [](const auto& which) { return std::string(checkop::info(which.param).name); });
+
+// --- types of 8 and 4 bits, from the formats' definitions
+
+struct EightBitFormat {
+  DType dtype;
+  uint64_t sign, largest;  ///< `largest`: the code of the largest number, or of infinity
+  double value(uint64_t code) const {
+    if (dtype == DType::e8m0) return code == 0xff ? kNaN : std::pow(2.0, static_cast<double>(code) - 127);
+    const bool is_e4m3 = dtype == DType::e4m3;
+    const uint64_t steps = is_e4m3 ? 8 : 4, bias = is_e4m3 ? 7 : 15;
+    const uint64_t size = code % 128, exponent = size / steps;
+    const double fraction = static_cast<double>(size % steps) / static_cast<double>(steps);
+    double value = exponent == 0
+                       ? fraction * std::pow(2.0, 1.0 - static_cast<double>(bias))
+                       : (1 + fraction) * std::pow(2.0, static_cast<double>(exponent) - static_cast<double>(bias));
+    if (is_e4m3 && size == 127) value = kNaN;
+    if (!is_e4m3 && size == 124) value = kInfinity;
+    if (!is_e4m3 && size > 124) value = kNaN;
+    return code >= 128 ? -value : value;
+  }
+};
+
+class EightBits : public testing::TestWithParam<EightBitFormat> {};
+
+TEST_P(EightBits, EveryCodeDecodesAsTheFormatSays) {
+  for (uint64_t code = 0; code < 256; ++code) {
+    const double expected = GetParam().value(code), got = decode(GetParam().dtype, code);
+    EXPECT_EQ(std::isnan(got), std::isnan(expected)) << code;
+    if (!std::isnan(expected)) {
+      EXPECT_EQ(std::bit_cast<uint64_t>(got), std::bit_cast<uint64_t>(expected)) << code;
+    }
+  }
+}
+
+TEST_P(EightBits, EveryCodeSurvivesDecodeAndEncode) {
+  const EightBitFormat& format = GetParam();
+  for (uint64_t code = 0; code < 256; ++code) {
+    const uint64_t back = encode(format.dtype, decode(format.dtype, code));
+    if (std::isnan(format.value(code))) {
+      EXPECT_GT(back & ~format.sign, format.largest) << code;
+      EXPECT_EQ(back & format.sign, code & format.sign) << code;
+    } else {
+      EXPECT_EQ(back, code);
+    }
+  }
+}
+
+TEST_P(EightBits, EveryMidpointRoundsToEvenAndItsNeighboursToTheNearest) {
+  const EightBitFormat& format = GetParam();
+  std::vector<double> values;
+  std::vector<uint64_t> expected;
+  for (uint64_t low = 0; low < format.largest; ++low) {
+    double high = format.value(low + 1);
+    if (high == kInfinity) high = 65536;  // what would come next
+    const double middle = (format.value(low) + high) / 2;
+    for (const uint64_t sign : {uint64_t{0}, format.sign}) {
+      const double factor = sign != 0 ? -1 : 1;
+      values.insert(values.end(), {factor * std::nextafter(middle, 0.0), factor * middle,
+                                   factor * std::nextafter(middle, kInfinity)});
+      expected.insert(expected.end(), {sign | low, sign | (low + low % 2), sign | (low + 1)});
+    }
+  }
+  const std::vector<uint64_t> encoded = encode_all(format.dtype, values);
+  for (size_t i = 0; i < values.size(); ++i) EXPECT_EQ(encoded[i], expected[i]) << values[i];
+}
+
+TEST_P(EightBits, EncodeTakesTheNearestOfAllCodes) {
+  const EightBitFormat& format = GetParam();
+  std::mt19937_64 random(3);
+  for (int trial = 0; trial < 20000; ++trial) {
+    const int spread = format.dtype == DType::e8m0 ? 240 : 26;
+    const double size =
+        std::ldexp(1 + static_cast<double>(random() % 4096) / 4096, static_cast<int>(random() % spread) - spread / 2);
+    const double x = format.sign != 0 && random() % 2 == 0 ? -size : size;
+    const double rounded = format.value(encode(format.dtype, x));
+    if (rounded == (x < 0 ? -kInfinity : kInfinity)) {
+      EXPECT_GE(std::abs(x), 61440) << "the middle of 57344 and 65536";
+      continue;
+    }
+    for (uint64_t code = 0; code < 256; ++code) {
+      const double other = format.value(code);
+      if (std::isfinite(other)) {
+        ASSERT_LE(std::abs(rounded - x), std::abs(other - x)) << x << " " << other;
+      }
+    }
+  }
+}
+
+TEST_P(EightBits, WhatIsTooLargeBecomesTheLargestOrInfinity) {
+  const EightBitFormat& format = GetParam();
+  for (const double huge : {1e39, std::numeric_limits<double>::max(), kInfinity}) {
+    EXPECT_EQ(encode(format.dtype, huge), format.largest);
+    EXPECT_EQ(encode(format.dtype, -huge), format.sign != 0 ? (format.sign | format.largest) : 0);
+  }
+  EXPECT_EQ(encode(format.dtype, 5e-324), 0U);
+  EXPECT_EQ(encode(format.dtype, -5e-324), format.sign);
+  EXPECT_EQ(encode(format.dtype, -0.0), format.sign);
+}
+
+INSTANTIATE_TEST_SUITE_P(DType, EightBits,
+                         testing::Values(EightBitFormat{DType::e4m3, 0x80, 0x7e},
+                                         EightBitFormat{DType::e5m2, 0x80, 0x7c}, EightBitFormat{DType::e8m0, 0, 0xfe}),
+                         [](const auto& which) { return std::string(checkop::info(which.param.dtype).name); });
+
+TEST(DType, E4m3HasNoInfinityAndEndsAt448) {
+  EXPECT_EQ(decode(DType::e4m3, 0x7e), 448);
+  EXPECT_EQ(encode(DType::e4m3, 464), 0x7eU);
+  EXPECT_EQ(encode(DType::e4m3, kInfinity), 0x7eU);
+  EXPECT_EQ(encode(DType::e4m3, kNaN), 0x7fU);
+  EXPECT_EQ(encode(DType::e4m3, std::copysign(kNaN, -1.0)), 0xffU);
+  EXPECT_EQ(decode(DType::e4m3, 1), 0x1p-9);
+}
+
+TEST(DType, E8m0IsAPowerOfTwoWithoutZeroAndSign) {
+  EXPECT_EQ(encode(DType::e8m0, 0), 0U);
+  EXPECT_EQ(encode(DType::e8m0, -3), 0U);
+  EXPECT_EQ(decode(DType::e8m0, 0), 0x1p-127);
+  EXPECT_EQ(encode(DType::e8m0, 1), 127U);
+  EXPECT_EQ(encode(DType::e8m0, 1.5), 128U) << "a tie, between 127 and 128";
+  EXPECT_EQ(encode(DType::e8m0, 3), 128U) << "a tie, between 128 and 129";
+  EXPECT_EQ(encode(DType::e8m0, kNaN), 0xffU);
+}
+
+/// From the fields: two bits of exponent with a bias of 1, one of fraction.
+double e2m1_by_fields(unsigned code) {
+  const unsigned exponent = code / 2 % 4;
+  const double half = code % 2 == 0 ? 0 : 0.5, size = exponent == 0 ? half : (1 + half) * std::pow(2.0, exponent - 1.0);
+  return code >= 8 ? -size : size;
+}
+
+TEST(DType, EveryE2m1CodeIsAsItsFieldsSay) {
+  for (unsigned code = 0; code < 16; ++code) {
+    EXPECT_EQ(std::bit_cast<uint64_t>(decode_e2m1(code)), std::bit_cast<uint64_t>(e2m1_by_fields(code))) << code;
+    EXPECT_EQ(encode_e2m1(decode_e2m1(code)), code);
+  }
+}
+
+TEST(DType, E2m1TakesTheNearestAndOfTwoTheEvenCode) {
+  for (int i = -512; i <= 512; ++i) {
+    const double x = i / 64.0;
+    unsigned nearest = 0;
+    for (unsigned code = 0; code < 8; ++code) {
+      const double off = std::abs(e2m1_by_fields(code) - std::abs(x)),
+                   best = std::abs(e2m1_by_fields(nearest) - std::abs(x));
+      if (off < best || (off == best && code % 2 == 0)) nearest = code;
+    }
+    EXPECT_EQ(encode_e2m1(x), nearest + (x < 0 ? 8 : 0)) << x;
+  }
+  EXPECT_EQ(encode_e2m1(-0.0), 8U);
+  EXPECT_EQ(encode_e2m1(std::nextafter(0.25, 1)), 1U);
+  EXPECT_EQ(encode_e2m1(kInfinity), 7U);
+  EXPECT_EQ(encode_e2m1(-1e300), 15U);
+  EXPECT_EQ(encode_e2m1(kNaN), 7U);
+}
+
+TEST(DType, E2m1x2IsAByteOfTwoCodes) {
+  for (int byte = 0; byte < 256; ++byte) {
+    EXPECT_EQ(decode(DType::e2m1x2, static_cast<uint64_t>(byte)), byte);
+    EXPECT_EQ(encode(DType::e2m1x2, byte), static_cast<uint64_t>(byte));
+  }
+}
 
 TEST(DType, Bf16RoundsTiesToEven) {
   EXPECT_EQ(encode(DType::bf16, 1.0 + 0x1p-8), 0x3f80u);
@@ -286,6 +447,9 @@ TEST(DType, UnitRoundoffIsHalfTheSpacingAtOne) {
   EXPECT_EQ(unit_roundoff(DType::f32), 0x1p-24);
   EXPECT_EQ(unit_roundoff(DType::f16), 0x1p-11);
   EXPECT_EQ(unit_roundoff(DType::bf16), 0x1p-8);
+  EXPECT_EQ(unit_roundoff(DType::e4m3), 0x1p-4);
+  EXPECT_EQ(unit_roundoff(DType::e5m2), 0x1p-3);
+  EXPECT_EQ(unit_roundoff(DType::e8m0), 0x1p-1);
   EXPECT_EQ(unit_roundoff(DType::i32), 0.0);
 }
 
@@ -297,6 +461,10 @@ TEST(DType, HalfUlpIsHalfTheDistanceToTheNextValue) {
       ASSERT_EQ(half_ulp(dtype, value), 0.5 * (next - value)) << bits;
       ASSERT_EQ(half_ulp(dtype, -std::nextafter(next, 0.0)), 0.5 * (next - value)) << bits;
     }
+  }
+  for (const DType dtype : {DType::e4m3, DType::e5m2}) {
+    for (uint64_t bits = 0; bits + 1 < info(dtype).top; ++bits)
+      EXPECT_EQ(half_ulp(dtype, decode(dtype, bits)), 0.5 * (decode(dtype, bits + 1) - decode(dtype, bits))) << bits;
   }
   EXPECT_EQ(half_ulp(DType::f32, 0.0), 0x1p-150);
   EXPECT_EQ(half_ulp(DType::f32, 1e-310), 0x1p-150);
@@ -324,6 +492,19 @@ TEST(DType, UlpDistanceCountsStepsAcrossZeroAndBinades) {
   }
 }
 
+TEST(DType, UlpDistanceCountsCodesOf8Bits) {
+  EXPECT_EQ(ulp_distance(DType::e4m3, 0x7e, 0x70), 14U);
+  EXPECT_EQ(ulp_distance(DType::e4m3, 0x7e, 0xfe), 2U * 0x7e);
+  EXPECT_EQ(ulp_distance(DType::e4m3, 0x7f, 0), std::nullopt);
+  EXPECT_EQ(ulp_distance(DType::e4m3, 0, 0xff), std::nullopt);
+  EXPECT_EQ(ulp_distance(DType::e5m2, 0x7c, 0x7b), 1U);
+  EXPECT_EQ(ulp_distance(DType::e5m2, 0x7d, 0), std::nullopt);
+  EXPECT_EQ(ulp_distance(DType::e8m0, 0, 0xfe), 254U);
+  EXPECT_EQ(ulp_distance(DType::e8m0, 0x80, 0x7f), 1U) << "no bit is a sign";
+  EXPECT_EQ(ulp_distance(DType::e8m0, 0xff, 0), std::nullopt);
+  EXPECT_EQ(ulp_distance(DType::e2m1x2, 0xff, 0), 255U);
+}
+
 TEST(DType, UlpDistanceOfIntegersIsTheirDifference) {
   EXPECT_EQ(ulp_distance(DType::i32, 0xffffffff, 1), 2u);  // -1 and 1
   EXPECT_EQ(ulp_distance(DType::u8, 255, 0), 255u);
@@ -331,8 +512,9 @@ TEST(DType, UlpDistanceOfIntegersIsTheirDifference) {
 }
 
 TEST(DType, TheTableIsInTheOrderOfTheEnum) {
-  for (int i = 0; i < 7; ++i) {
+  for (size_t i = 0; i < kDTypes.size(); ++i) {
     const auto dtype = static_cast<DType>(i);
+    EXPECT_EQ(kDTypes.at(i), dtype);
     EXPECT_EQ(info(dtype).dtype, dtype);
     EXPECT_EQ(parse_dtype(info(dtype).name), dtype);
   }
@@ -350,7 +532,8 @@ TEST(DType, LoadBitsExtendsWithZeros) {
 }
 
 TEST(DType, LargestUlpDistanceIsThatOfTheElements) {
-  for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::i32}) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::i32, DType::e4m3, DType::e5m2,
+                            DType::e8m0, DType::e2m1x2}) {
     Tensor a("a", dtype, {6}), b("b", dtype, {6});
     for (int64_t i = 0; i < 6; ++i) {
       a.set(i, static_cast<double>(i) - 2);

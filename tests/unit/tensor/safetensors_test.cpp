@@ -49,6 +49,38 @@ TEST(Safetensors, ReadsBackWhatWasWritten) {
   EXPECT_EQ(file.find("none"), nullptr);
 }
 
+TEST(Safetensors, ReadsBackEveryTypeOf8And4Bits) {
+  for (const DType dtype : {DType::e4m3, DType::e5m2, DType::e8m0, DType::e2m1x2}) {
+    Tensor codes("codes", dtype, {2, 128});
+    for (size_t i = 0; i < 256; ++i) codes.bytes.data()[i] = static_cast<std::byte>(i);
+    std::vector<Tensor> all;
+    all.push_back(std::move(codes));
+    write_safetensors(path(), all);
+    const SafetensorsFile file = read_safetensors(path());
+    ASSERT_EQ(file.tensors.size(), 1U);
+    EXPECT_EQ(file.tensors[0].dtype, dtype);
+    EXPECT_EQ(file.tensors[0].shape, (Shape{2, 128}));
+    EXPECT_EQ(std::memcmp(file.tensors[0].bytes.data(), all[0].bytes.data(), 256), 0);
+  }
+}
+
+TEST(Safetensors, F4CountsNumbersOfWhichAByteHasTwo) {
+  const std::string header = R"({"t": {"dtype": "F4", "shape": [3, 4], "data_offsets": [0, 6]}})";
+  write_raw(header.size(), header, "xxxxxx");
+  EXPECT_EQ(read_safetensors(path()).tensors[0].shape, (Shape{3, 2}));
+  write_safetensors(path(), read_safetensors(path()).tensors);
+  std::ifstream file(path());
+  EXPECT_NE(std::string(std::istreambuf_iterator<char>(file), {}).find(R"("shape":[3,4])"), std::string::npos);
+  for (const std::string shape : {"[4, 3]", "[]"}) {
+    const std::string odd = R"({"t": {"dtype": "F4", "shape": )" + shape + R"(, "data_offsets": [0, 6]}})";
+    write_raw(odd.size(), odd, "xxxxxx");
+    EXPECT_NE(error_of([] {
+                read_safetensors(path());
+              }).find(": t: is F4 of shape " + shape + ", whose rows are no whole bytes; make the last extent even"),
+              std::string::npos);
+  }
+}
+
 TEST(Safetensors, BrokenFilesAreRefused) {
   const auto error = [] { return error_of([] { read_safetensors(path()); }); };
   std::ofstream(path()) << "abc";
