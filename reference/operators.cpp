@@ -24,6 +24,7 @@ extern const Operator kQkNormRope;        // qk_norm_rope.cpp
 extern const Operator kAttention;         // attention.cpp
 extern const Operator kKvCacheAttention;  // kv_cache_attention.cpp
 extern const Operator kVarlenAttention;   // varlen_attention.cpp
+extern const Operator kPagedAttention;    // paged_attention.cpp
 extern const Operator kEntropy;           // entropy.cpp
 extern const Operator kLinearEntropy;     // linear_entropy.cpp
 extern const Operator kRatioKl;           // ratio_kl.cpp
@@ -42,15 +43,41 @@ extern const Operator kWhiten;            // whiten.cpp
 extern const Operator kGroupNorm;         // group_norm.cpp
 
 std::span<const Operator* const> operators() {
-  static constexpr std::array kTable{&kLogp,       &kLinearLogp,    &kMatmul,           &kDetGemm,
-                                     &kLmHead,     &kRmsNorm,       &kAddRmsNorm,       &kGatedRmsNorm,
-                                     &kSilu,       &kSwiglu,        &kEmbedding,        &kRope,
-                                     &kQkNormRope, &kAttention,     &kKvCacheAttention, &kVarlenAttention,
-                                     &kEntropy,    &kLinearEntropy, &kRatioKl,          &kKlFull,
-                                     &kGrpoLoss,   &kPolicyLoss,    &kLinearPolicyLoss, &kPack,
-                                     &kMoePermute, &kMoeCombine,    &kMoeRoute,         &kGroupedGemm,
-                                     &kGae,        &kAdamw,         &kWhiten,           &kGroupNorm,
-                                     &kTpLogp,     &kTpLinearLogp};
+  static constexpr std::array kTable{&kLogp,
+                                     &kLinearLogp,
+                                     &kMatmul,
+                                     &kDetGemm,
+                                     &kLmHead,
+                                     &kRmsNorm,
+                                     &kAddRmsNorm,
+                                     &kGatedRmsNorm,
+                                     &kSilu,
+                                     &kSwiglu,
+                                     &kEmbedding,
+                                     &kRope,
+                                     &kQkNormRope,
+                                     &kAttention,
+                                     &kKvCacheAttention,
+                                     &kVarlenAttention,
+                                     &kPagedAttention,
+                                     &kEntropy,
+                                     &kLinearEntropy,
+                                     &kRatioKl,
+                                     &kKlFull,
+                                     &kGrpoLoss,
+                                     &kPolicyLoss,
+                                     &kLinearPolicyLoss,
+                                     &kPack,
+                                     &kMoePermute,
+                                     &kMoeCombine,
+                                     &kMoeRoute,
+                                     &kGroupedGemm,
+                                     &kGae,
+                                     &kAdamw,
+                                     &kWhiten,
+                                     &kGroupNorm,
+                                     &kTpLogp,
+                                     &kTpLinearLogp};
   return kTable;
 }
 
