@@ -6,8 +6,10 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 #include "attention.hpp"
 #include "base/error.hpp"
@@ -36,13 +38,19 @@ constexpr std::array kForwardOut{
     OutputSpec{
         {"lse", "tokens_q q_heads", Fill::normal, "", DType::f32, /*optional=*/true}, Numerics::logprob, kPerQuery}};
 
+std::vector<int64_t> integers_of(const Tensor& tensor) {
+  std::vector<int64_t> values(static_cast<size_t>(tensor.count()));
+  decode_int(tensor.dtype, tensor.bytes.data(), values.data(), values.size());
+  return values;
+}
+
 /// Which rows of the caches, seen as [pages*page_size, ...], hold the keys of each sequence.
 class Pages {
  public:
   /// Throws InputError for a length beyond the table's pages, and for a page of keys that does not exist.
   Pages(const Tensor& cache, const Tensor& table, const Tensor& lengths)
-      : pages_(cache.shape[0]), page_size_(cache.shape[1]), max_pages_(table.shape[1]), table_(integers(table)) {
-    const std::vector<int64_t> n = integers(lengths);
+      : pages_(cache.shape[0]), page_size_(cache.shape[1]), max_pages_(table.shape[1]), table_(integers_of(table)) {
+    const std::vector<int64_t> n = integers_of(lengths);
     for (size_t s = 0; s < n.size(); ++s) {
       if (n[s] < 0 || n[s] > max_pages_ * page_size_) {
         throw InputError("input 'seq_lens'",
@@ -88,11 +96,6 @@ class Pages {
   }
 
  private:
-  static std::vector<int64_t> integers(const Tensor& tensor) {
-    std::vector<int64_t> values(static_cast<size_t>(tensor.count()));
-    decode_int(tensor.dtype, tensor.bytes.data(), values.data(), values.size());
-    return values;
-  }
   int64_t at(int64_t sequence, int64_t entry) const {
     return table_[static_cast<size_t>(sequence * max_pages_ + entry)];
   }
@@ -187,11 +190,12 @@ int64_t draw_length(const FillArgs& args, int64_t s, int64_t queries) {
 }
 
 /// The pages in a random order.
-std::vector<int64_t> shuffled_pages(const FillArgs& args) {
-  std::vector<int64_t> order(static_cast<size_t>(args.dim("pages")));
+std::vector<int64_t> shuffled_pages(int64_t pages, const std::function<double(std::string_view, uint64_t)>& uniform,
+                                    std::string_view stream) {
+  std::vector<int64_t> order(static_cast<size_t>(pages));
   std::iota(order.begin(), order.end(), 0);
   std::vector<double> drawn;
-  for (size_t page = 0; page < order.size(); ++page) drawn.push_back(args.uniform("pages", page));
+  for (size_t page = 0; page < order.size(); ++page) drawn.push_back(uniform(stream, page));
   std::stable_sort(order.begin(), order.end(),
                    [&](int64_t a, int64_t b) { return drawn[static_cast<size_t>(a)] < drawn[static_cast<size_t>(b)]; });
   return order;
@@ -210,7 +214,7 @@ int64_t unread_entry(const FillArgs& args, int64_t entry, int64_t page) {
 /// before it. Pages that are left over belong to none; if there are too few, some belong to several sequences.
 void draw_table(const FillArgs& args, const std::vector<int64_t>& lengths, Tensor& table) {
   constexpr int64_t kSharesEvery = 4;
-  const std::vector<int64_t> order = shuffled_pages(args);
+  const std::vector<int64_t> order = shuffled_pages(args.dim("pages"), args.uniform, "pages");
   const int64_t max_pages = args.dim("max_pages"), page_size = args.dim("page_size");
   const auto used_pages = [&](int64_t s) { return (lengths[static_cast<size_t>(s)] + page_size - 1) / page_size; };
   size_t next = 0;
@@ -255,6 +259,164 @@ void refine(const FillArgs& args) {
 
 const std::array kRecipes = of_tokens(kAttentionForwardRecipes);
 
+Tensor like(const Tensor& from, Shape shape) { return {from.name, from.dtype, std::move(shape)}; }
+
+Tensor of_integers(const Tensor& from, Shape shape, const std::vector<int64_t>& values) {
+  Tensor tensor = like(from, std::move(shape));
+  encode_int(tensor.dtype, values.data(), tensor.bytes.data(), values.size());
+  return tensor;
+}
+
+/// Copies block `from[i]` of a tensor to block i of another, for blocks of `bytes`.
+Tensor with_blocks(const Tensor& tensor, Shape shape, const std::vector<int64_t>& from, size_t bytes) {
+  Tensor moved = like(tensor, std::move(shape));
+  for (size_t i = 0; i < from.size(); ++i)
+    std::memcpy(moved.bytes.data() + i * bytes, tensor.bytes.data() + static_cast<size_t>(from[i]) * bytes, bytes);
+  return moved;
+}
+
+Pages pages_of(const RearrangeArgs& args) { return {args.in(kOfKCache), args.in(kOfTable), args.in(kOfLengths)}; }
+
+/// Page from[i] becomes page i.
+std::optional<Rearranged> with_pages(const RearrangeArgs& args, const std::vector<int64_t>& from) {
+  const Tensor &k = args.in(kOfKCache), &v = args.in(kOfVCache), &table = args.in(kOfTable);
+  const Pages pages = pages_of(args);
+  std::vector<int64_t> place(from.size()), entries = integers_of(table);
+  for (size_t i = 0; i < from.size(); ++i) place[static_cast<size_t>(from[i])] = static_cast<int64_t>(i);
+  bool moves = false;
+  for (int64_t s = 0; s < table.shape[0]; ++s) {
+    for (int64_t e = 0; e < pages.used_pages(length_of(pages.bounds(), s)); ++e) {
+      int64_t& entry = entries[static_cast<size_t>(s * table.shape[1] + e)];
+      const int64_t there = place[static_cast<size_t>(entry)];
+      moves |= there != entry;
+      entry = there;
+    }
+  }
+  if (!moves) return {};
+  Rearranged other;
+  other.inputs.resize(args.inputs.size());
+  other.inputs[kOfKCache] = with_blocks(k, k.shape, from, k.bytes.size() / from.size());
+  other.inputs[kOfVCache] = with_blocks(v, v.shape, from, v.bytes.size() / from.size());
+  other.inputs[kOfTable] = of_integers(table, table.shape, entries);
+  return other;
+}
+
+std::optional<Rearranged> shuffle_pages(const RearrangeArgs& args) {
+  return with_pages(args, shuffled_pages(args.in(kOfKCache).shape[0], args.uniform, "moved pages"));
+}
+
+std::optional<Rearranged> reverse_pages(const RearrangeArgs& args) {
+  std::vector<int64_t> from(static_cast<size_t>(args.in(kOfKCache).shape[0]));
+  std::iota(from.rbegin(), from.rend(), 0);
+  return with_pages(args, from);
+}
+
+/// Every place without a key, and every table entry behind the pages with keys, holds what the next one does: so they
+/// hold nothing that the case does not allow.
+std::optional<Rearranged> refill_rest(const RearrangeArgs& args) {
+  const Tensor &k = args.in(kOfKCache), &v = args.in(kOfVCache), &table = args.in(kOfTable);
+  const Pages pages = pages_of(args);
+  const auto rotate = [](std::vector<int64_t>& all, const std::vector<size_t>& places) {
+    for (size_t i = 0; i + 1 < places.size(); ++i) std::swap(all[places[i]], all[places[i + 1]]);
+  };
+  const std::vector<char> used = pages.used();
+  std::vector<int64_t> slots(used.size()), entries = integers_of(table);
+  std::iota(slots.begin(), slots.end(), 0);
+  std::vector<size_t> free_slots, free_entries;
+  for (size_t slot = 0; slot < used.size(); ++slot)
+    if (used[slot] == 0) free_slots.push_back(slot);
+  for (int64_t s = 0; s < table.shape[0]; ++s)
+    for (int64_t e = pages.used_pages(length_of(pages.bounds(), s)); e < table.shape[1]; ++e)
+      free_entries.push_back(static_cast<size_t>(s * table.shape[1] + e));
+  if (free_slots.size() < 2 && free_entries.size() < 2) return {};
+  rotate(slots, free_slots), rotate(entries, free_entries);
+  Rearranged other;
+  other.inputs.resize(args.inputs.size());
+  other.inputs[kOfKCache] = with_blocks(k, k.shape, slots, k.bytes.size() / slots.size());
+  other.inputs[kOfVCache] = with_blocks(v, v.shape, slots, v.bytes.size() / slots.size());
+  other.inputs[kOfTable] = of_integers(table, table.shape, entries);
+  return other;
+}
+
+/// Queries [begin, end) of a sequence, in a launch of their own.
+struct Chunk {
+  int64_t sequence, begin, end;
+};
+
+/// A launch of these chunks, as if the keys behind each were not there yet. `rows` are those of the case. Only with a
+/// causal mask has a query the same keys then.
+std::optional<Rearranged> with_chunks(const RearrangeArgs& args, const std::vector<Chunk>& chunks,
+                                      std::vector<int64_t> rows) {
+  if (chunks.empty() || !AttentionAttrs(args.attrs).causal) return {};
+  const Tensor &q = args.in(kOfQ), &of_bounds = args.in(kOfQBounds), &table = args.in(kOfTable),
+               &of_lengths = args.in(kOfLengths);
+  const std::vector<int64_t> bounds = integers_of(of_bounds), lengths = integers_of(of_lengths);
+  const int64_t n = std::ssize(chunks), max_pages = table.shape[1];
+  std::vector<int64_t> new_bounds{0}, new_lengths, sequences;
+  for (const Chunk& chunk : chunks) {
+    const auto s = static_cast<size_t>(chunk.sequence);
+    new_bounds.push_back(new_bounds.back() + chunk.end - chunk.begin);
+    new_lengths.push_back(std::max<int64_t>(0, lengths[s] - (bounds[s + 1] - bounds[s]) + chunk.end));
+    sequences.push_back(chunk.sequence);
+  }
+  Rearranged other;
+  other.dims = {{"seqs", n}};
+  other.inputs.resize(args.inputs.size());
+  other.inputs[kOfQBounds] = of_integers(of_bounds, {n + 1}, new_bounds);
+  other.inputs[kOfLengths] = of_integers(of_lengths, {n}, new_lengths);
+  other.inputs[kOfTable] =
+      with_blocks(table, {n, max_pages}, sequences, static_cast<size_t>(max_pages) * info(table.dtype).bytes);
+  if (!rows.empty()) {
+    other.dims["tokens_q"] = std::ssize(rows);
+    const size_t of_token = q.bytes.size() / static_cast<size_t>(q.shape[0]);
+    other.inputs[kOfQ] = with_blocks(q, {std::ssize(rows), q.shape[1], q.shape[2]}, rows, of_token);
+    other.rows = std::move(rows);
+  }
+  return other;
+}
+
+/// Every sequence in chunks of at most `most` queries, all in one launch.
+template <int64_t most>
+std::optional<Rearranged> cut_queries(const RearrangeArgs& args) {
+  const std::vector<int64_t> bounds = integers_of(args.in(kOfQBounds));
+  std::vector<Chunk> chunks;
+  bool cuts = false;
+  for (int64_t s = 0; s + 1 < std::ssize(bounds); ++s) {
+    const int64_t n = length_of(bounds, s);
+    for (int64_t begin = 0; begin < n; begin += most) chunks.push_back({s, begin, std::min(begin + most, n)});
+    cuts |= n > most;
+  }
+  return cuts ? with_chunks(args, chunks, {}) : std::optional<Rearranged>();
+}
+
+/// The last query of every sequence, or with `alone` that of the sequence with the most keys: a step of decoding.
+template <bool alone>
+std::optional<Rearranged> decode(const RearrangeArgs& args) {
+  const std::vector<int64_t> bounds = integers_of(args.in(kOfQBounds)), lengths = integers_of(args.in(kOfLengths));
+  std::vector<Chunk> chunks;
+  for (int64_t s = 0; s + 1 < std::ssize(bounds); ++s)
+    if (const int64_t n = length_of(bounds, s); n > 0) chunks.push_back({s, n - 1, n});
+  const auto has_less_keys = [&](const Chunk& a, const Chunk& b) {
+    return lengths[static_cast<size_t>(a.sequence)] < lengths[static_cast<size_t>(b.sequence)];
+  };
+  if (alone && !chunks.empty()) chunks = {*std::max_element(chunks.begin(), chunks.end(), has_less_keys)};
+  std::vector<int64_t> rows;
+  for (const Chunk& chunk : chunks) rows.push_back(bounds[static_cast<size_t>(chunk.sequence)] + chunk.end - 1);
+  return with_chunks(args, chunks, rows);
+}
+
+constexpr std::array kRearrangements{
+    Rearrangement{"pages", "pages in a random order", 1, shuffle_pages},
+    Rearrangement{"pages", "pages in reverse", 1, reverse_pages},
+    Rearrangement{"pages", "other contents where no key lies", 1, refill_rest},
+    Rearrangement{"phase", "one query at a time", 2, cut_queries<1>},
+    Rearrangement{"phase", "the last query of every sequence", 2, decode<false>},
+    Rearrangement{"phase", "the last query of the longest sequence alone", 2, decode<true>},
+    Rearrangement{"phase", "chunks of 17 queries", 18, cut_queries<17>},
+    Rearrangement{"phase", "chunks of 128 queries", 129, cut_queries<128>},
+    Rearrangement{"phase", "chunks of 512 queries", 513, cut_queries<512>},
+};
+
 constexpr std::array kPasses{
     Pass{"forward", kForwardIn, kForwardOut, forward, check_forward, work, &kPagedAttentionForward, nullptr, kRecipes}};
 
@@ -270,6 +432,7 @@ constexpr Operator kPagedAttention{"paged_attention",
                                    check_window_sizes,
                                    refine,
                                    /*parallel_dim=*/"",
-                                   /*left_out=*/"pages and table entries without keys"};
+                                   /*left_out=*/"pages and table entries without keys",
+                                   kRearrangements};
 
 }  // namespace checkop

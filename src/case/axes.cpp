@@ -23,6 +23,8 @@ constexpr std::array<AxisName, kAxes> kNames{{
     {Axis::contention, "contention", "the result depends on other work on the device"},
     {Axis::graph, "graph", "a replayed graph and a launch disagree"},
     {Axis::ranks, "ranks", "the result depends on the number of ranks"},
+    {Axis::pages, "pages", "the result depends on which pages hold the keys or on what lies in others"},
+    {Axis::phase, "phase", "a query's bits depend on the queries that are launched with it"},
     {Axis::row_stride, "row_stride", "a row's bits depend on the distance between rows or on what lies between them"},
     {Axis::neighbours, "neighbours", "a row's bits depend on what the other rows hold"},
     {Axis::position, "position", "a row's bits depend on its place in the batch"},
