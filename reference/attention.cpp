@@ -792,18 +792,13 @@ constexpr std::array<AttrSpec, 2> kAttentionAttrs{
     AttrSpec{"scale", -1, "attention: factor of the scores, 0 included; below 0: 1/sqrt(head_dim)"},
 };
 
-namespace {
-
-void forward(const GoldArgs& args) { attention_forward(args, 1); }
-void backward(const GoldArgs& args) { attention_backward(args, 1); }
-
-constexpr std::array<AttrSpec, 5> kAttrs{
+constexpr std::array<AttrSpec, 5> kWindowAttrs{
     kAttentionAttrs[kCausal], kAttentionAttrs[kScale],
     AttrSpec{"window_left", -1, "a query sees its own key and this many before it; -1: all before it"},
     AttrSpec{"window_right", -1, "a query sees its own key and this many after it; -1: all after it; with causal none"},
     AttrSpec{"softcap", 0, "c: scores s become c tanh(s/c), after the scale; 0: they stay as they are"}};
 
-void check_sizes(const CaseSizes& sizes) {
+void check_window_sizes(const CaseSizes& sizes) {
   constexpr double kLongest = 0x1p31;
   check_attention_sizes(sizes);
   for (const auto& [attr, flag] : {std::pair{kWindowLeft, "--window-left"}, {kWindowRight, "--window-right"}}) {
@@ -817,6 +812,11 @@ void check_sizes(const CaseSizes& sizes) {
   throw InputError("--softcap", fmt::format("expected 0 or a finite number above it, got {}", softcap),
                    "0 leaves scores as they are");
 }
+
+namespace {
+
+void forward(const GoldArgs& args) { attention_forward(args, 1); }
+void backward(const GoldArgs& args) { attention_backward(args, 1); }
 
 void refine(const FillArgs& args) { plant_masked_keys(args, {"k"}, {"v"}); }
 
@@ -835,9 +835,9 @@ constexpr Operator kAttention{"attention",
                               "reduction",
                               "o = softmax(scale q k^T, over the keys that the masks keep) v",
                               "batch",
-                              kAttrs,
+                              kWindowAttrs,
                               kPasses,
-                              check_sizes,
+                              check_window_sizes,
                               refine,
                               /*parallel_dim=*/"",
                               /*left_out=*/"masked keys"};

@@ -13,8 +13,10 @@
 
 namespace checkop {
 
-/// The attributes causal and scale, in this order. attention alone has others after them.
+/// The attributes causal and scale, in this order; then those of attention and paged_attention, too: window_left,
+/// window_right and softcap.
 extern const std::array<AttrSpec, 2> kAttentionAttrs;
+extern const std::array<AttrSpec, 5> kWindowAttrs;
 
 /// The attributes of a case; the default of those that the operator lacks.
 struct AttentionAttrs {
@@ -63,7 +65,9 @@ inline constexpr int kForwardProducts = 2, kBackwardProducts = 5;
 void plant_masked_keys(const FillArgs& args, const std::vector<std::string_view>& keys,
                        const std::vector<std::string_view>& values);
 
-/// Throws InputError when kv_heads does not divide q_heads, and for invalid attributes.
+/// Throws InputError when kv_heads does not divide q_heads, and for invalid attributes; the second one for those of
+/// kWindowAttrs, too.
 void check_attention_sizes(const CaseSizes& sizes);
+void check_window_sizes(const CaseSizes& sizes);
 
 }  // namespace checkop

@@ -24,6 +24,7 @@ extern const Operator kQkNormRope;        // qk_norm_rope.cpp
 extern const Operator kAttention;         // attention.cpp
 extern const Operator kKvCacheAttention;  // kv_cache_attention.cpp
 extern const Operator kVarlenAttention;   // varlen_attention.cpp
+extern const Operator kPagedAttention;    // paged_attention.cpp
 extern const Operator kEntropy;           // entropy.cpp
 extern const Operator kLinearEntropy;     // linear_entropy.cpp
 extern const Operator kRatioKl;           // ratio_kl.cpp
@@ -46,16 +47,45 @@ extern const Operator kQuantNvfp4;        // quant_nvfp4.cpp
 extern const Operator kFp8BlockGemm;      // fp8_block_gemm.cpp
 
 std::span<const Operator* const> operators() {
-  static constexpr std::array kTable{&kLogp,       &kLinearLogp,    &kMatmul,           &kDetGemm,
-                                     &kLmHead,     &kRmsNorm,       &kAddRmsNorm,       &kGatedRmsNorm,
-                                     &kSilu,       &kSwiglu,        &kEmbedding,        &kRope,
-                                     &kQkNormRope, &kAttention,     &kKvCacheAttention, &kVarlenAttention,
-                                     &kEntropy,    &kLinearEntropy, &kRatioKl,          &kKlFull,
-                                     &kGrpoLoss,   &kPolicyLoss,    &kLinearPolicyLoss, &kPack,
-                                     &kMoePermute, &kMoeCombine,    &kMoeRoute,         &kGroupedGemm,
-                                     &kGae,        &kAdamw,         &kWhiten,           &kGroupNorm,
-                                     &kTpLogp,     &kTpLinearLogp,  &kQuantFp8Block,    &kQuantMxfp8,
-                                     &kQuantNvfp4, &kFp8BlockGemm};
+  static constexpr std::array kTable{&kLogp,
+                                     &kLinearLogp,
+                                     &kMatmul,
+                                     &kDetGemm,
+                                     &kLmHead,
+                                     &kRmsNorm,
+                                     &kAddRmsNorm,
+                                     &kGatedRmsNorm,
+                                     &kSilu,
+                                     &kSwiglu,
+                                     &kEmbedding,
+                                     &kRope,
+                                     &kQkNormRope,
+                                     &kAttention,
+                                     &kKvCacheAttention,
+                                     &kVarlenAttention,
+                                     &kPagedAttention,
+                                     &kEntropy,
+                                     &kLinearEntropy,
+                                     &kRatioKl,
+                                     &kKlFull,
+                                     &kGrpoLoss,
+                                     &kPolicyLoss,
+                                     &kLinearPolicyLoss,
+                                     &kPack,
+                                     &kMoePermute,
+                                     &kMoeCombine,
+                                     &kMoeRoute,
+                                     &kGroupedGemm,
+                                     &kGae,
+                                     &kAdamw,
+                                     &kWhiten,
+                                     &kGroupNorm,
+                                     &kTpLogp,
+                                     &kTpLinearLogp,
+                                     &kQuantFp8Block,
+                                     &kQuantMxfp8,
+                                     &kQuantNvfp4,
+                                     &kFp8BlockGemm};
   return kTable;
 }
 

@@ -21,7 +21,7 @@ inline constexpr std::string_view kActivation = "activation_in_16_bit",
                                   kActivationGradient = "activation_gradient_in_16_bit";
 // rope; products_in_16_bit moe_combine, too
 inline constexpr std::string_view kTable = "table_in_16_bit", kProducts = "products_in_16_bit";
-// attention, kv_cache_attention and varlen_attention
+// attention, kv_cache_attention, varlen_attention and paged_attention
 inline constexpr std::string_view kP = "p_in_16_bit", kDs = "ds_in_16_bit", kO = "o_in_16_bit",
                                   kScores = "scores_in_16_bit", kGroup = "group_gradients_in_16_bit";
 // logp, linear_logp, tp_linear_logp, and ratio_kl and grpo_loss, whose coefficient c is an upstream gradient

@@ -133,11 +133,13 @@ void emit_entry(const GoldArgs& args, const GoldRows& entry, int64_t heads, int6
              by_token(entry.rounding), by_token(entry.spread), by_token(entry.deviation)});
 }
 
-void emit_rest(const GoldArgs& args, int index, int64_t end) {
+void emit_rest(const GoldArgs& args, int index, int64_t end, double value) {
   const Shape& shape = args.output_shapes[static_cast<size_t>(index)];
-  const std::vector<double> zeros(static_cast<size_t>(shape[1] * shape[2]));
+  int64_t columns = 1;
+  for (size_t d = 1; d < shape.size(); ++d) columns *= shape[d];
+  const std::vector<double> zeros(static_cast<size_t>(columns)), values(zeros.size(), value);
   for (int64_t token = end; token < shape[0]; ++token)
-    args.sink({index, token, 1, std::ssize(zeros), zeros.data(), zeros.data(), zeros.data()});
+    args.sink({index, token, 1, columns, values.data(), zeros.data(), zeros.data()});
 }
 
 void for_sequences(const GoldArgs& args, const SequenceBounds& queries, const SequenceBounds& keys,
@@ -154,12 +156,14 @@ void for_sequences(const GoldArgs& args, const SequenceBounds& queries, const Se
   args.parallel_for(std::ssize(others), [&](int64_t i) { body(others[static_cast<size_t>(i)], 1); });
 }
 
-double kept_pairs(const SequenceBounds& queries, const SequenceBounds& keys, bool causal) {
+double kept_pairs(const SequenceBounds& queries, const SequenceBounds& keys, const AttentionAttrs& attrs) {
   double pairs = 0;
   for (int64_t s = 0; s + 1 < std::ssize(queries); ++s) {
     const int64_t n = length_of(queries, s), all = length_of(keys, s);
-    for (int64_t i = 0; i < n; ++i)
-      pairs += static_cast<double>(causal ? std::clamp<int64_t>(i + 1 + all - n, 0, all) : all);
+    for (int64_t i = 0; i < n; ++i) {
+      const AttentionAttrs::Range seen = attrs.keys_of(i, n, all);
+      pairs += static_cast<double>(seen.end - seen.begin);
+    }
   }
   return pairs;
 }

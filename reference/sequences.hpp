@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "attention.hpp"
 #include "operator/operator.hpp"
 
 namespace checkop {
@@ -40,18 +41,26 @@ Tensor as_entry(const Tensor& tokens, int64_t first, int64_t n);
 /// Emits a block with all elements of a tensor [1, heads, n, head_dim] as tokens [first, first + n) of its output.
 void emit_entry(const GoldArgs& args, const GoldRows& entry, int64_t heads, int64_t first, int64_t n);
 
-/// Emits zeros for the tokens of output `index` from token `end` on.
-void emit_rest(const GoldArgs& args, int index, int64_t end);
+/// Emits `value` for the tokens of output `index` from token `end` on.
+void emit_rest(const GoldArgs& args, int index, int64_t end, double value = 0);
 
 /// Runs body(sequence, threads) for every sequence: long ones in turn, with all threads, the others side by side.
 void for_sequences(const GoldArgs& args, const SequenceBounds& queries, const SequenceBounds& keys,
                    const std::function<void(int64_t, unsigned)>& body);
 
-/// Pairs of a query and a key that `causal` keeps: the operations of one product are 2 q_heads head_dim times as many.
-double kept_pairs(const SequenceBounds& queries, const SequenceBounds& keys, bool causal);
+/// Pairs of a query and a key that the attributes keep: the operations of one product are 2 q_heads head_dim times as
+/// many.
+double kept_pairs(const SequenceBounds& queries, const SequenceBounds& keys, const AttentionAttrs& attrs);
 
 /// Bytes of the tokens of a tensor from token `end` on.
 double rest_bytes(const Tensor& tokens, int64_t end);
+
+/// The recipes of attention, whose queries are here in one dimension.
+template <size_t n>
+std::array<Recipe, n> of_tokens(std::array<Recipe, n> recipes) {
+  for (Recipe& recipe : recipes) recipe.independent = "tokens_q q_heads";
+  return recipes;
+}
 
 /// The tokens of output `index` from token `end` on must be 0: see check_zero_rows().
 void check_rest(const IdentityArgs& args, int index, int64_t end);

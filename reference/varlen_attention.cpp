@@ -128,7 +128,7 @@ Work work(const GoldArgs& args) {
       rest_bytes(q, queries_end) + rest_bytes(args.in(kOfK), keys_end) + rest_bytes(args.in(kOfV), keys_end);
   if (products == kBackwardProducts) unread += rest_bytes(args.in(kOfGradO), queries_end);
   return {2.0 * products * static_cast<double>(q.shape[1] * q.shape[2]) *
-              kept_pairs(packs.queries, packs.keys, args.attrs[0] != 0),
+              kept_pairs(packs.queries, packs.keys, AttentionAttrs(args.attrs)),
           unread};
 }
 
@@ -143,12 +143,6 @@ void refine(const FillArgs& args) {
   for (const std::string_view name : {"k", "v"}) plant_rest(args, *args.find(name), keys_end);
 }
 
-/// The recipes of attention, whose queries are here in one dimension.
-template <size_t n>
-std::array<Recipe, n> of_tokens(std::array<Recipe, n> recipes) {
-  for (Recipe& recipe : recipes) recipe.independent = "tokens_q q_heads";
-  return recipes;
-}
 const std::array kForwardRecipes = of_tokens(kAttentionForwardRecipes);
 const std::array kBackwardRecipes = of_tokens(kAttentionBackwardRecipes);
 

@@ -254,6 +254,9 @@ struct PartNames {
   const char *k, *v, *dk, *dv;
 };
 
+constexpr const char* kAttentionAttributes =
+    "expected 2 attributes, causal and scale, or window_left, window_right and softcap too";
+
 inline checkop_status read_window_and_cap(const checkop_call* call, AttentionParams& p) {
   double left = 0, right = 0, softcap = 0;
   if (auto status = read_attribute(call, "window_left", left)) return status;
@@ -278,8 +281,7 @@ checkop_status check_call(const checkop_call* call, bool backward, const PartNam
   if (check.rank_at_least(q, "q", 4).failed()) return check.status();
   if (q.rank != 4) return say(call, CHECKOP_FAILED, "tensor 'q': rank %d, expected 4", q.rank);
   if (call->n_attrs != 2 && call->n_attrs != 5) {
-    return say(call, CHECKOP_FAILED,
-               "expected 2 attributes, causal and scale, or window_left, window_right and softcap too");
+    return say(call, CHECKOP_FAILED, "%s", kAttentionAttributes);
   }
   int64_t kv_heads = 0, kv_seq = 0, first_seq = 0;
   check.float_dtype(q, "q").contiguous(q, "q");

@@ -72,11 +72,12 @@ __device__ HeadRows<T> query_rows(T* all, const AttentionParams& p, int64_t begi
 }
 
 /// A block computes one tile of queries of head blockIdx.y, as attention_forward does. Queries of no sequence become 0.
-/// `p` has the extents that all sequences share.
+/// `p` has the extents that all sequences share; lse is [tokens, q_heads], or null.
 template <typename T, int kChunks, typename Keys>
 __global__ __launch_bounds__(kThreads) void sequences_forward(AttentionParams p, const int32_t* __restrict__ q_bounds,
                                                               int64_t sequences, int64_t tokens,
-                                                              const T* __restrict__ q, Keys source, T* __restrict__ o) {
+                                                              const T* __restrict__ q, Keys source, T* __restrict__ o,
+                                                              float* __restrict__ lse) {
   extern __shared__ float4 shared[];
   Tiles<kChunks> tiles(shared);
   float *qs = tiles.tile(0), *keys = tiles.tile(1), *weights = tiles.square(2, 0);
@@ -90,7 +91,7 @@ __global__ __launch_bounds__(kThreads) void sequences_forward(AttentionParams p,
     float sum[kChunks][4] = {};
     __syncthreads();  // the previous head's readers are done
     load_tile<kChunks>(query_rows(q, p, own.begin, head), own.first, p.q_seq, qs);
-    for (int64_t key = 0; key < p.key_end(own.first + kTile - 1); key += kTile) {
+    for (int64_t key = p.key_begin(own.first); key < p.key_end(own.first + kTile - 1); key += kTile) {
       float score[kPerThread];
       bool kept[kPerThread];
       __syncthreads();
@@ -99,7 +100,7 @@ __global__ __launch_bounds__(kThreads) void sequences_forward(AttentionParams p,
       products<kChunks>(qs, keys, score);
 #pragma unroll
       for (int c = 0; c < kPerThread; ++c) {
-        score[c] *= p.scale;
+        score[c] = p.cap.apply(score[c] * p.scale);
         kept[c] = p.keeps(nullptr, row, key + column(c));
       }
       const float before = online.add(score, kept);
@@ -113,6 +114,9 @@ __global__ __launch_bounds__(kThreads) void sequences_forward(AttentionParams p,
     }
     scale_all<kChunks>(sum, online.reciprocal());
     store_row<kChunks>(sum, row, p.q_seq, query_rows(o, p, own.begin, head));
+    if (lse != nullptr && threadIdx.x % kLanes == 0 && row < p.q_seq) {
+      lse[(own.begin + row) * p.q_heads + head] = online.log_sum();
+    }
   }
 }
 
@@ -125,7 +129,7 @@ inline dim3 sequences_grid(int64_t tokens, int64_t sequences, int64_t heads) {
 /// The extents and attributes that all sequences share; q is [tokens, q_heads, width], keys [..., kv_heads, width].
 inline checkop_status shared_params(const checkop_call* call, const checkop_tensor& q, int64_t kv_heads,
                                     AttentionParams& p) {
-  if (call->n_attrs != 2) return say(call, CHECKOP_FAILED, "expected 2 attributes: causal and scale");
+  if (call->n_attrs != 2 && call->n_attrs != 5) return say(call, CHECKOP_FAILED, "%s", kAttentionAttributes);
   if (kv_heads == 0 || q.shape[1] % kv_heads != 0) {
     return say(call, CHECKOP_FAILED, "%lld query heads: not a multiple of %lld key heads",
                static_cast<long long>(q.shape[1]), static_cast<long long>(kv_heads));
@@ -139,7 +143,7 @@ inline checkop_status shared_params(const checkop_call* call, const checkop_tens
   p.batch = 1, p.q_heads = q.shape[1], p.kv_heads = kv_heads, p.width = static_cast<int>(q.shape[2]);
   p.causal = call->attrs[0].value != 0;
   p.scale = scale < 0 ? 1.0f / sqrtf(static_cast<float>(q.shape[2])) : static_cast<float>(scale);
-  return CHECKOP_OK;
+  return call->n_attrs == 2 ? CHECKOP_OK : read_window_and_cap(call, p);
 }
 
 /// Calls f(TypeTag<T>{}, chunks), where `chunks` is a compile-time number of 32 columns that hold the width.

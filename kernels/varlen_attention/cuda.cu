@@ -190,7 +190,7 @@ checkop_status launch(const checkop_call* call, bool backward) {
       constexpr int kBytes = Tiles<kChunks>::bytes(2, 1);
       const auto kernel = sequences_forward<T, kChunks, PackedKeys<const T>>;
       if (auto s = allow_shared(call, kernel, kBytes)) return s;
-      kernel<<<of_queries, kThreads, kBytes, stream>>>(p, q_bounds, sequences, tokens_q, q, keys, output(0));
+      kernel<<<of_queries, kThreads, kBytes, stream>>>(p, q_bounds, sequences, tokens_q, q, keys, output(0), nullptr);
       return launch_status(call, "launch varlen_attention forward");
     }
     constexpr int kBytes = Tiles<kChunks>::bytes(4, 2);

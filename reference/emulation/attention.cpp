@@ -205,6 +205,12 @@ void differentiate(const Arithmetic& a, const AttentionProblem& p, const Group& 
 
 }  // namespace
 
+void read_window_and_cap(const EmulationArgs& args, AttentionProblem& p) {
+  if (args.attrs.size() <= 2) return;
+  p.window_left = static_cast<int64_t>(args.attrs[2]), p.window_right = static_cast<int64_t>(args.attrs[3]);
+  p.softcap = static_cast<float>(args.attrs[4]);
+}
+
 AttentionProblem attention_problem(const EmulationArgs& args, Matrix k, Matrix v, int mask) {
   const Shape &q = args.in(0).shape, &keys = args.in(1).shape;
   const int64_t kv_seq = q[0] == 0 ? 0 : k.rows() / (q[0] * keys[1]);
@@ -221,10 +227,7 @@ AttentionProblem attention_problem(const EmulationArgs& args, Matrix k, Matrix v
                      std::move(k),
                      std::move(v),
                      {}};
-  if (args.attrs.size() > 2) {
-    p.window_left = static_cast<int64_t>(args.attrs[2]), p.window_right = static_cast<int64_t>(args.attrs[3]);
-    p.softcap = static_cast<float>(args.attrs[4]);
-  }
+  read_window_and_cap(args, p);
   p.keep.assign(static_cast<size_t>(p.batch * p.kv_seq), 1);
   if (!args.has(mask) || args.arithmetic.has(kPaddingMaskIgnored.name)) return p;
   const bool ones_alone = args.arithmetic.has(kOnesAloneKept.name);

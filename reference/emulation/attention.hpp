@@ -24,9 +24,11 @@ struct AttentionProblem {
   int64_t group() const { return q_heads / kv_heads; }
 };
 
-/// Builds the problem from given keys and values. Inputs: q first, key_padding_mask at index `mask`; attributes causal
-/// and scale, and window_left, window_right and softcap where the operator has them.
+/// Builds the problem from given keys and values. Inputs: q first, key_padding_mask at index `mask`.
 AttentionProblem attention_problem(const EmulationArgs& args, Matrix k, Matrix v, int mask);
+
+/// Reads the attributes window_left, window_right and softcap, if the operator has them.
+void read_window_and_cap(const EmulationArgs& args, AttentionProblem& problem);
 
 struct AttentionOutput {
   Matrix o;                ///< shaped as q
@@ -124,11 +126,11 @@ inline constexpr std::array kAttentionForwardFaults{faults::kLastKDropped,
                                                     kMaskedKeysMultiplied,
                                                     kOnesAloneKept,
                                                     kEmptyRowNan};
-/// Faults of attention, whose queries may have a window and whose scores a cap.
+/// Faults of attention and paged_attention, whose queries may have a window and whose scores a cap.
 inline constexpr std::array kWindowFaults{kWindowIgnored, kWindowShort, kWindowLong, kWindowOffsetIgnored};
 inline constexpr std::array kCapFaults{kScoreCapLeftOut, kScoreCapUndivided, kScoreCapBeforeScale};
 inline constexpr std::array kCapGradientFaults{kSlopeOfScoreCap};
-/// Faults of attention, whose forward pass may save lse.
+/// Faults of attention and paged_attention, whose forward pass may save lse.
 inline constexpr std::array kLseFaults{kLseBase2, kLseLessMaximum};
 inline constexpr std::array kSavedFaults{kLseBase2, kSavedOOfNextRow, kSavedLseOfFirstHead};
 inline constexpr std::array kAttentionGradientFaults{kRowSumDropped, kRowSumAdded, kGradientNotScaled,

@@ -25,8 +25,7 @@ inline void store_heads(const Matrix& moved, int64_t heads, int64_t n, int64_t f
       std::copy_n(moved.row(head * n + i), moved.columns, to.begin() + ((first + i) * heads + head) * moved.columns);
 }
 
-/// The attention of one sequence of queries [heads * n_queries, head_dim] and keys [heads * n_keys, head_dim], with the
-/// attributes causal and scale.
+/// The attention of one sequence of queries [heads * n_queries, head_dim] and keys [heads * n_keys, head_dim].
 inline AttentionProblem sequence_problem(const EmulationArgs& args, int64_t q_heads, int64_t kv_heads, Matrix q,
                                          Matrix k, Matrix v) {
   const int64_t head_dim = q.columns, queries = q.rows() / q_heads, keys = k.rows() / kv_heads;
@@ -36,6 +35,7 @@ inline AttentionProblem sequence_problem(const EmulationArgs& args, int64_t q_he
   problem.q_seq = queries, problem.kv_seq = keys, problem.head_dim = head_dim;
   problem.causal = args.attrs[0] != 0;
   problem.scale = given < 0 ? 1 / std::sqrt(static_cast<float>(head_dim)) : given;
+  read_window_and_cap(args, problem);
   problem.q = std::move(q), problem.k = std::move(k), problem.v = std::move(v);
   problem.keep.assign(static_cast<size_t>(keys), 1);
   return problem;
@@ -82,5 +82,29 @@ inline constexpr FaultSpec kLongQueriesLost{"long_queries_lost",
 inline constexpr FaultSpec kRestComputed{"rest_computed", "rows behind the last sequence are one more", "nonfinite"};
 inline constexpr FaultSpec kRestStale{"rest_stale", "rows behind the last sequence keep what lay there: the first row"};
 inline constexpr int64_t kTileOfQueries = 8;
+
+/// Queries of a sequence of n that are stored; `bounds` are those of the sequences.
+inline int64_t stored_queries(const Arithmetic& arithmetic, const std::vector<int64_t>& bounds, int64_t n) {
+  if (!arithmetic.has(kLongQueriesLost.name)) return n;
+  return std::min(n, bounds.back() / std::max<int64_t>(1, std::ssize(bounds) - 1));
+}
+
+/// With the fault kTileSpills, the last of a sequence's tokens [first, first + n) lies in the rest of its tile, too.
+/// `used`: tokens of all sequences.
+inline void spill_tile(const Arithmetic& arithmetic, int64_t of_token, int64_t first, int64_t n, int64_t used,
+                       std::vector<double>& to) {
+  if (!arithmetic.has(kTileSpills.name) || n == 0) return;
+  const int64_t end = first + n, tiles = (n + kTileOfQueries - 1) / kTileOfQueries * kTileOfQueries;
+  for (int64_t token = end; token < std::min(first + tiles, used); ++token)
+    std::copy_n(to.begin() + (end - 1) * of_token, of_token, to.begin() + token * of_token);
+}
+
+/// With the fault `stale`, tokens [end, tokens) of an output hold what the first one does.
+inline void store_rest(const Arithmetic& arithmetic, const FaultSpec& stale, int64_t end, int64_t tokens,
+                       std::vector<double>& to) {
+  if (!arithmetic.has(stale.name) || tokens == 0) return;
+  const int64_t columns = std::ssize(to) / tokens;
+  for (int64_t token = end; token < tokens; ++token) std::copy_n(to.begin(), columns, to.begin() + token * columns);
+}
 
 }  // namespace checkop::emulation

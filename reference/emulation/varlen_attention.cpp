@@ -73,14 +73,6 @@ AttentionProblem problem(const EmulationArgs& args, const Matrix& q, const Matri
                           heads_first(v, kv_heads, s.first_key, s.n_keys));
 }
 
-/// Queries of a sequence that are stored.
-int64_t stored_queries(const EmulationArgs& args, const Sequence& s) {
-  if (!args.arithmetic.has(kLongQueriesLost.name)) return s.n_queries;
-  const std::vector<int64_t> bounds = args.integers(kOfQBounds);
-  const int64_t mean = bounds.back() / std::max<int64_t>(1, std::ssize(bounds) - 1);
-  return std::min(s.n_queries, mean);
-}
-
 /// Changes the queries' rows of an output [tokens_q, q_heads, head_dim] as the faults do that overwrite them.
 void spoil_queries(const EmulationArgs& args, std::vector<double>& to) {
   const Arithmetic& a = args.arithmetic;
@@ -90,33 +82,23 @@ void spoil_queries(const EmulationArgs& args, std::vector<double>& to) {
       const int64_t unseen = args.attrs[0] != 0 || s.n_keys == 0 ? std::max<int64_t>(0, s.n_queries - s.n_keys) : 0;
       std::fill_n(to.begin() + s.first_query * of_token, unseen * of_token, NAN);
     }
-    if (!a.has(kTileSpills.name) || s.n_queries == 0) continue;
-    const int64_t end = s.first_query + s.n_queries;
-    const int64_t tiles = (s.n_queries + kTileOfQueries - 1) / kTileOfQueries * kTileOfQueries;
-    for (int64_t token = end; token < std::min(s.first_query + tiles, used); ++token)
-      std::copy_n(to.begin() + (end - 1) * of_token, of_token, to.begin() + token * of_token);
+    spill_tile(a, of_token, s.first_query, s.n_queries, used, to);
   }
-}
-
-/// The rows behind the last sequence, with the fault `stale`.
-void store_rest(const EmulationArgs& args, const FaultSpec& stale, int64_t end, int64_t tokens,
-                std::vector<double>& to) {
-  if (!args.arithmetic.has(stale.name) || tokens == 0) return;
-  const int64_t columns = std::ssize(to) / tokens;
-  for (int64_t token = end; token < tokens; ++token) std::copy_n(to.begin(), columns, to.begin() + token * columns);
 }
 
 void finish_queries(const EmulationArgs& args, std::vector<double>& to) {
   spoil_queries(args, to);
-  store_rest(args, kRestStale, args.integers(kOfQBounds).back(), args.in(kOfQ).shape[0], to);
+  store_rest(args.arithmetic, kRestStale, args.integers(kOfQBounds).back(), args.in(kOfQ).shape[0], to);
 }
 
 void forward(const EmulationArgs& args) {
   const Matrix q = factor(args, kOfQ), k = factor(args, kOfK), v = factor(args, kOfV);
   const int64_t q_heads = args.in(kOfQ).shape[1];
+  const std::vector<int64_t> bounds = args.integers(kOfQBounds);
   for (const Sequence& s : sequences_of(args)) {
     const Matrix o = attention_output(of_sequence(args, s.n_queries, s.n_keys), problem(args, q, k, v, s)).o;
-    store_heads(o, q_heads, s.n_queries, s.first_query, stored_queries(args, s), args.out(0));
+    store_heads(o, q_heads, s.n_queries, s.first_query, stored_queries(args.arithmetic, bounds, s.n_queries),
+                args.out(0));
   }
   finish_queries(args, args.out(0));
 }
@@ -125,11 +107,13 @@ void backward(const EmulationArgs& args) {
   const Arithmetic& a = args.arithmetic;
   const Matrix q = factor(args, kOfQ), k = factor(args, kOfK), v = factor(args, kOfV), grad = factor(args, kOfGradO);
   const int64_t q_heads = args.in(kOfQ).shape[1], kv_heads = args.in(kOfK).shape[1], all_k = args.in(kOfK).shape[0];
+  const std::vector<int64_t> bounds = args.integers(kOfQBounds);
   for (const Sequence& s : sequences_of(args)) {
     const AttentionGradients to =
         attention_gradients(of_sequence(args, s.n_queries, s.n_keys), problem(args, q, k, v, s),
                             heads_first(grad, q_heads, s.first_query, s.n_queries));
-    store_heads(to.dq, q_heads, s.n_queries, s.first_query, stored_queries(args, s), args.out(0));
+    store_heads(to.dq, q_heads, s.n_queries, s.first_query, stored_queries(args.arithmetic, bounds, s.n_queries),
+                args.out(0));
     const int64_t at = a.has(kKeyGradientsOfQueries.name) ? s.first_query : s.first_key;
     const int64_t kept = std::min(s.n_keys, all_k - at);
     store_heads(to.dk, kv_heads, s.n_keys, at, kept, args.out(1));
@@ -137,8 +121,8 @@ void backward(const EmulationArgs& args) {
   }
   finish_queries(args, args.out(0));
   const int64_t keys_end = args.integers(args.has(kOfKBounds) ? kOfKBounds : kOfQBounds).back();
-  store_rest(args, kKeyRestStale, keys_end, all_k, args.out(1));
-  store_rest(args, kKeyRestStale, keys_end, all_k, args.out(2));
+  store_rest(a, kKeyRestStale, keys_end, all_k, args.out(1));
+  store_rest(a, kKeyRestStale, keys_end, all_k, args.out(2));
 }
 
 constexpr std::array kPackFaults{kSequencesJoined,  kLastSequenceSkipped, kTileSpills,    kLongQueriesLost,

@@ -24,6 +24,8 @@ constexpr std::array<AxisName, kAxes> kNames{{
     {Axis::contention, "contention", "the result depends on other work on the device"},
     {Axis::graph, "graph", "a replayed graph and a launch disagree"},
     {Axis::ranks, "ranks", "the result depends on the number of ranks"},
+    {Axis::pages, "pages", "the result depends on which pages hold the keys or on what lies in others"},
+    {Axis::phase, "phase", "a query's bits depend on the queries that are launched with it"},
     {Axis::row_stride, "row_stride", "a row's bits depend on the distance between rows or on what lies between them"},
     {Axis::neighbours, "neighbours", "a row's bits depend on what the other rows hold"},
     {Axis::position, "position", "a row's bits depend on its place in the batch"},
@@ -54,7 +56,7 @@ AxisSet kept(AxisSet axes, bool invariance) {
   return some;
 }
 
-enum class Kind : uint8_t { of_launches, of_ranks, of_rows };
+enum class Kind : uint8_t { of_launches, of_ranks, of_rearrangements, of_rows };
 
 // Without a default, so that a new axis does not compile until it has a kind.
 Kind kind_of(Axis axis) {
@@ -71,6 +73,9 @@ Kind kind_of(Axis axis) {
       return Kind::of_launches;
     case Axis::ranks:
       return Kind::of_ranks;
+    case Axis::pages:
+    case Axis::phase:
+      return Kind::of_rearrangements;
     case Axis::row_stride:
     case Axis::neighbours:
     case Axis::position:
@@ -86,6 +91,8 @@ Kind kind_of(Axis axis) {
 }  // namespace
 
 bool is_of_rows(Axis axis) { return kind_of(axis) == Kind::of_rows; }
+
+bool is_of_rearrangements(Axis axis) { return kind_of(axis) == Kind::of_rearrangements; }
 
 bool is_of_invariance(Axis axis) { return kind_of(axis) != Kind::of_launches; }
 

@@ -194,7 +194,8 @@ Demands Contract::demands_for(const Case& c, const OutputSpec& output) const {
   const auto own = table_->operator_demands.find(c.op->name);
   const Demands& demands = own == table_->operator_demands.end() ? table_->demands : own->second;
   Demands own_demands = demands;
-  own_demands.batch_invariance &= is_per_row(*c.op, output.tensor) || is_carried(c, output.tensor);
+  own_demands.batch_invariance &=
+      is_per_row(*c.op, output.tensor) || is_carried(c, output.tensor) || !c.op->rearrangements.empty();
   return own_demands;
 }
 

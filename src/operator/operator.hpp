@@ -6,8 +6,10 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -206,6 +208,30 @@ struct FillArgs {
   Tensor* find(std::string_view name) const;  ///< nullptr when absent
 };
 
+/// Other inputs of a case, with which rows of the outputs must have the bits that they have in the case. Rows count
+/// along an output's first dimension.
+struct Rearranged {
+  std::map<std::string, int64_t, std::less<>> dims = {};  ///< the extents that differ
+  std::vector<Tensor> inputs = {};  ///< in the order of the pass; one without a name is that of the case
+  std::vector<int64_t> rows = {};   ///< for every row of the outputs, its row of the case; empty: the same rows
+};
+
+struct RearrangeArgs {
+  std::span<const Tensor* const> inputs;  ///< in the order of the pass; nullptr for an absent optional input
+  std::span<const double> attrs;
+  /// Uniform (0, 1) random numbers, from the stream of this name, by index.
+  std::function<double(std::string_view, uint64_t)> uniform;
+
+  const Tensor& in(int index) const { return *inputs[static_cast<size_t>(index)]; }
+};
+
+struct Rearrangement {
+  std::string_view axis;                                    ///< its name in case/axes.hpp
+  std::string_view what;                                    ///< "pages in reverse"
+  int64_t least_rows;                                       ///< for cases whose first output has this many rows
+  std::optional<Rearranged> (*make)(const RearrangeArgs&);  ///< nullopt for inputs that it would not change
+};
+
 struct Operator {
   std::string_view name;
   std::string_view op_class;  ///< class in contracts of the RL-Kernel format: elementwise, reduction, logprob
@@ -218,7 +244,8 @@ struct Operator {
   /// The dimension that is divided over tensor-parallel ranks: each rank holds a contiguous part of every tensor with
   /// this dimension, and all other tensors whole. "" for operators of one rank.
   std::string_view parallel_dim = "";
-  std::string_view left_out = "";  ///< what no output depends on, "masked keys"; "" for none
+  std::string_view left_out = "";                      ///< what no output depends on, "masked keys"; "" for none
+  std::span<const Rearrangement> rearrangements = {};  ///< the first one of each axis is checked in every run
 };
 
 /// The number of ranks: a dimension of a tensor-parallel operator's cases that no tensor has.

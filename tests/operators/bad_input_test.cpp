@@ -64,6 +64,28 @@ TEST(BadInput, BoundsOfSequences) {
             "input 'cu_seqlens_q': element 2 is 5, beyond the 3 tokens" + hint);
 }
 
+TEST(BadInput, PagesOfSequences) {
+  const Case c = gold_case("paged_attention", "forward", DType::f32,
+                           {{"tokens_q", 3},
+                            {"q_heads", 1},
+                            {"kv_heads", 1},
+                            {"head_dim", 2},
+                            {"pages", 4},
+                            {"page_size", 2},
+                            {"seqs", 2},
+                            {"max_pages", 3}});
+  const std::string lengths = "; give as many keys as the sequence's max_pages pages of page_size keys hold, or fewer";
+  EXPECT_EQ(complaint(c, "seq_lens", {0, 7}), "input 'seq_lens': element 1 is 7, outside [0, 6]" + lengths);
+  EXPECT_EQ(complaint(c, "seq_lens", {-1, 0}), "input 'seq_lens': element 0 is -1, outside [0, 6]" + lengths);
+  EXPECT_EQ(complaint(c, "block_table", {4}),
+            "input 'block_table': sequence 0: entry 0 is 4, outside [0, 4); give an existing page for every page that "
+            "holds keys; entries behind these are not read");
+  EXPECT_EQ(
+      complaint(c, "cu_seqlens_q", {0, 2, 5}),
+      "input 'cu_seqlens_q': element 2 is 5, beyond the 3 tokens; give bounds that start with 0, do not decrease, "
+      "and end within the tokens");
+}
+
 TEST(BadInput, OffsetsOfExperts) {
   const Case c =
       gold_case("grouped_gemm", "forward", DType::f32, {{"rows", 3}, {"k_dim", 2}, {"n_dim", 2}, {"experts", 2}});

@@ -27,8 +27,8 @@ struct Subject {
 
 std::vector<Subject> subjects() {
   // These share the golds of linear_logp, attention and matmul.
-  constexpr std::array<std::string_view, 4> kShared{"tp_linear_logp", "kv_cache_attention", "varlen_attention",
-                                                    "det_gemm"};
+  constexpr std::array<std::string_view, 5> kShared{"tp_linear_logp", "kv_cache_attention", "varlen_attention",
+                                                    "paged_attention", "det_gemm"};
   std::vector<Subject> all;
   for (const Operator* op : operators()) {
     if (std::find(kShared.begin(), kShared.end(), op->name) != kShared.end()) continue;

@@ -86,6 +86,8 @@ inline constexpr OwnExtent kOwnExtents[] = {
     {"kv_cache_attention", "new_seq", 3},
     {"varlen_attention", "q_heads", 6},
     {"varlen_attention", "kv_heads", 2},
+    {"paged_attention", "q_heads", 6},
+    {"paged_attention", "kv_heads", 2},
     {"moe_permute", "topk", 2},  // a row for each slot
     {"moe_permute", "rows", 264},
     {"moe_combine", "topk", 2},

@@ -133,6 +133,7 @@ class Planner {
   std::vector<Context> take() {
     if (n_ == 0) return {};
     other_ranks();
+    rearranged();
     if (plan_.all) {
       launches();
       if (!row_dims_.empty()) all_of_rows();
@@ -186,6 +187,19 @@ class Planner {
       if (!compares_ranks(c_) || ranks == own || ranks > most) continue;
       Context context = full(Axis::ranks, fmt::format("{} rank{} in place of {}", ranks, ranks == 1 ? "" : "s", own));
       context.ranks = ranks;
+      add(std::move(context));
+    }
+  }
+
+  /// Without `all` the first one of each axis.
+  void rearranged() {
+    std::set<Axis> begun;
+    const TensorSpec& output = c_.pass->outputs.front().tensor;
+    for (const Rearrangement& each : c_.op->rearrangements) {
+      const Axis axis = parse_axis(each.axis).value();
+      if (shape_of(c_, output).front() < each.least_rows || (!begun.insert(axis).second && !plan_.all)) continue;
+      Context context = full(axis, std::string(each.what));
+      context.rearrangement = &each;
       add(std::move(context));
     }
   }
@@ -548,7 +562,10 @@ std::vector<Context> contexts_of(const Case& c, const DeviceInfo& device, const 
   const auto outputs = c.pass->outputs;
   const bool any_rows = std::any_of(outputs.begin(), outputs.end(),
                                     [&](const OutputSpec& spec) { return is_per_row(*c.op, spec.tensor); });
-  if (checks.invariance && any_rows) plan.axes = plan.axes | of_invariance(asked);
+  for (const Axis axis : all_axes()) {
+    if (checks.invariance && is_of_invariance(axis) && asked.has(axis) && (any_rows || is_of_rearrangements(axis)))
+      plan.axes.insert(axis);
+  }
   return plan_contexts(c, device, plan);
 }
 

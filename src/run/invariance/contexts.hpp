@@ -48,6 +48,7 @@ struct Context {
   int64_t piece_rows = 0;
   /// The reference is a plain launch of rows [first, second) of the case; if the range is empty, the full batch.
   std::pair<int64_t, int64_t> twin{0, 0};
+  const Rearrangement* rearrangement = nullptr;  ///< the launch has its inputs; `rows` are those of the case
 
   bool has_twin() const { return twin.second > twin.first; }
   Arrangement arrangement_in_memory() const { return is_contiguous ? Arrangement::contiguous : arrangement; }

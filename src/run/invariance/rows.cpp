@@ -187,6 +187,29 @@ std::vector<BufferPtr> ContextInputs::add_to(Stage& stage, const Context& contex
   return own;
 }
 
+std::vector<BufferPtr> ContextInputs::add_rearranged(Stage& stage, const std::vector<Tensor>& inputs,
+                                                     bool is_looked_at) const {
+  std::vector<BufferPtr> own(host_.size());
+  for (size_t i = 0; i < host_.size(); ++i) {
+    const TensorSpec& spec = c_.pass->inputs[i];
+    const Tensor& from = rearranged(inputs, i);
+    if (!is_present(c_, spec) || (&from == &host_[i] && kept_[i])) {
+      stage.inputs.push_back(kept_[i]);
+      continue;
+    }
+    stage.inputs.push_back(own[i] = stage.make_buffer("input", spec));
+    own[i]->upload(from.bytes.data());
+    if (is_looked_at) own[i]->note_given();
+  }
+  return own;
+}
+
+void ContextInputs::note_modified(const std::vector<BufferPtr>& own, const std::vector<Tensor>& inputs,
+                                  std::vector<std::string>& modified) const {
+  note_modified_inputs(
+      own, [&](size_t i) { return rearranged(inputs, i).bytes.data(); }, host_, modified);
+}
+
 void ContextInputs::fill(const Stage& stage, const Context& context, size_t i, GuardedBuffer& to) const {
   const TensorSpec& spec = c_.pass->inputs[i];
   if (kept_[i] && !is_arranged(context))

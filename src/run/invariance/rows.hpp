@@ -28,6 +28,11 @@ class ContextInputs {
   /// inputs made for this stage, with nullptr for the others.
   std::vector<BufferPtr> add_to(Stage& stage, const Context& context, const std::vector<BufferPtr>& carries,
                                 bool is_looked_at) const;
+  /// The same for the inputs of a Rearranged.
+  std::vector<BufferPtr> add_rearranged(Stage& stage, const std::vector<Tensor>& inputs, bool is_looked_at) const;
+  /// Adds a sentence for each changed buffer of `own`, which add_rearranged() returned.
+  void note_modified(const std::vector<BufferPtr>& own, const std::vector<Tensor>& inputs,
+                     std::vector<std::string>& modified) const;
   /// Adds a sentence for each changed buffer of `own`, which add_to() returned.
   void note_modified(const Stage& stage, const Context& context, const std::vector<BufferPtr>& own,
                      std::vector<std::string>& modified) const;
@@ -35,6 +40,10 @@ class ContextInputs {
   void note_modified(std::vector<std::string>& modified) const;
 
  private:
+  /// Input i of a Rearranged.
+  const Tensor& rearranged(const std::vector<Tensor>& inputs, size_t i) const {
+    return i < inputs.size() && !inputs[i].name.empty() ? inputs[i] : host_[i];
+  }
   void fill(const Stage& stage, const Context& context, size_t i, GuardedBuffer& to) const;
 
   Device& device_;

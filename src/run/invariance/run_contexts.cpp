@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <utility>
 
+#include "base/random.hpp"
 #include "case/inputs.hpp"
 #include "run/invariance/bisect.hpp"
 #include "run/invariance/rows.hpp"
@@ -79,7 +81,7 @@ class Contexts {
   bool is_in_place(const Context& context) const {
     return context.sums && std::ssize(context.rows) == row_count(c_) && context.offset == 0 &&
            context.row_padding == 0 && context.arrangement == Arrangement::contiguous && context.ranks == 0 &&
-           context.piece_rows == 0 && context.axis != Axis::after_shapes;
+           context.piece_rows == 0 && context.axis != Axis::after_shapes && context.rearrangement == nullptr;
   }
 
   static InitialState found_by(const Context& context) {
@@ -240,11 +242,46 @@ class Contexts {
   void run_apart(size_t k) {
     const Context& context = contexts_[k];
     if (context.piece_rows > 0) return run_pieces(k);
+    if (context.rearrangement != nullptr) return run_rearranged(k);
     const std::vector<Tensor>& reference = context.has_twin() ? twin_of(context) : *reference_;
     launch(context, [&](Stage& stage, const std::string& message) {
       result_.contexts[k].message = message;
       compare_launches(k, stage, reference, context.twin.first);
     });
+  }
+
+  /// Launches the inputs of a rearrangement. Compares nothing where it changes none.
+  void run_rearranged(size_t k) {
+    const Context& context = contexts_[k];
+    std::vector<const Tensor*> given;
+    for (const Tensor& input : inputs_) given.push_back(input.name.empty() ? nullptr : &input);
+    const auto uniform = [&](std::string_view name, uint64_t i) {
+      return Stream::derive(c_.seed, c_.op->name, name).uniform(i);
+    };
+    const std::optional<Rearranged> other = context.rearrangement->make({given, c_.attrs, uniform});
+    if (!other) return;
+    Case launched = c_;
+    for (const auto& [dim, extent] : other->dims) launched.dims.find(dim)->second = extent;
+    Stage stage(device_, kernel_, launched, suffix(context));
+    stage.rank_limit = checks_.rank_limit;
+    const std::vector<BufferPtr> own = kept_->add_rearranged(stage, other->inputs, checks_.memory);
+    stage.make_outputs_and_workspace();
+    result_.contexts[k].message = stage.launch(found_by(context));
+    for (size_t i = 0; i < reference_->size(); ++i) {
+      if (!stage.outputs[i]) continue;
+      Context mapped = context;
+      mapped.rows = other->rows;
+      if (mapped.rows.empty()) {
+        mapped.rows.resize(static_cast<size_t>((*reference_)[i].shape.front()));
+        std::iota(mapped.rows.begin(), mapped.rows.end(), 0);
+      }
+      RowsCompared rows(mapped, (*reference_)[i], columns_of(i, (*reference_)[i]), 0, result_.outputs[i].contexts[k]);
+      stage.outputs[i]->for_each_block(
+          [&](const std::byte* block, int64_t first, int64_t n) { rows.add(block, first, n); });
+    }
+    if (!checks_.memory) return;
+    stage.check_guards(result_.guard_violations);
+    kept_->note_modified(own, other->inputs, result_.modified_inputs);
   }
 
   /// Launches the pieces; each takes the carried sums of the piece before it.

@@ -54,7 +54,9 @@ TEST(Certificate, EveryChangedByteIsRefused) {
 
 TEST(Certificate, ChangedFileIsABadQuestion) {
   std::string text = certify(kSmall + "--candidate native", "broken.json");
-  text[text.find("native")] ^= 1;
+  const size_t name = text.find("native");
+  ASSERT_NE(name, std::string::npos);
+  text[name] ^= 1;
   std::ofstream(path("broken.json"), std::ios::binary) << text;
   expect_exit(run_program("verify " + path("broken.json")), 2, "it was changed");
 }

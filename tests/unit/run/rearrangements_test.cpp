@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// The axes pages and phase: their contexts, and attention over pages whose sums depend on the pages, on the batch or on
+// the number of queries, which no other check sees.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "case/axes.hpp"
+#include "judge/verdict.hpp"
+#include "run/invariance/contexts.hpp"
+#include "support/contract_helper.hpp"
+#include "support/rows_helper.hpp"
+#include "support/run_helper.hpp"
+#include "worker/worker.hpp"
+
+namespace checkop::rearrangements_test {
+namespace {
+
+using Names = std::set<std::string>;
+
+Case paged(int64_t tokens = 60) {
+  return gold_case("paged_attention", "forward", DType::f32,
+                   {{"tokens_q", tokens},
+                    {"q_heads", 2},
+                    {"kv_heads", 1},
+                    {"head_dim", 16},
+                    {"pages", 90},
+                    {"page_size", 4},
+                    {"seqs", 9},
+                    {"max_pages", 16}},
+                   {"lse"});
+}
+
+RunChecks checks_on(const AxisSet& axes, bool all = true) {
+  RunChecks checks;
+  checks.plan.all = all, checks.plan.axes = axes;
+  return checks;
+}
+
+RunResult run(const std::string& candidate, const Case& c, const RunChecks& checks) {
+  Worker worker({{test_plugin("paged_faults")}, "cpu"});
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  std::vector<Tensor> outputs = make_outputs(c);
+  return worker.run(candidate, c, inputs, outputs, checks, std::chrono::seconds(60));
+}
+
+/// What changed bits, and what compared some, of the axes of rearrangements.
+struct Found {
+  Names broken, compared;
+};
+Found found_in(const RunResult& result) {
+  Found found;
+  for (size_t k = 0; k < result.contexts.size(); ++k) {
+    if (!is_of_rearrangements(result.contexts[k].axis)) continue;
+    for (const OutputRun& output : result.outputs) {
+      if (output.contexts[k].bits.compared > 0) found.compared.insert(result.contexts[k].what);
+      if (output.contexts[k].bits.different > 0) found.broken.insert(result.contexts[k].what);
+    }
+  }
+  return found;
+}
+
+const Names kPages{"pages in a random order", "pages in reverse", "other contents where no key lies"};
+const Names kPhases{"one query at a time", "the last query of every sequence",
+                    "the last query of the longest sequence alone", "chunks of 17 queries"};
+
+Names both() {
+  Names all = kPages;
+  all.insert(kPhases.begin(), kPhases.end());
+  return all;
+}
+
+TEST(Rearrangements, HaveContextsWhereTheyChangeSomething) {
+  EXPECT_EQ(found_in(run("fixed_split", paged(), checks_on(AxisSet::all()))).compared, both());
+  const Names longest = found_in(run("fixed_split", paged(2400), checks_on({Axis::phase}))).compared;
+  EXPECT_TRUE(longest.contains("chunks of 128 queries") && longest.contains("chunks of 512 queries"));
+  Case uncausal = paged();
+  uncausal.attrs[0] = 0;  // what a query sees depends on those behind it
+  EXPECT_EQ(found_in(run("fixed_split", uncausal, checks_on(AxisSet::all()))).compared, kPages);
+}
+
+TEST(Rearrangements, EveryRunHasTheFirstOfEachAxis) {
+  Names found;
+  for (const Context& context : contexts_of(paged(), open_cpu_device()->info(), RunChecks{}))
+    if (context.rearrangement != nullptr) found.insert(context.what);
+  EXPECT_EQ(found, (Names{"pages in a random order", "one query at a time"}));
+}
+
+TEST(Rearrangements, SumsThatDependOnWhatTheyMustNotAreCaught) {
+  struct Fault {
+    const char* candidate;
+    Names broken;
+    const char* axis;
+  };
+  const Fault faults[] = {
+      {"fixed_split", {}, ""},
+      {"splits_by_batch",
+       {"one query at a time", "the last query of every sequence", "the last query of the longest sequence alone"},
+       "phase"},
+      {"splits_by_queries",
+       {"one query at a time", "the last query of every sequence", "the last query of the longest sequence alone"},
+       "phase"},
+      {"adds_by_address", {"pages in a random order", "pages in reverse"}, "pages"}};
+  for (const Fault& fault : faults) {
+    const Case c = paged();
+    const RunResult result = run(fault.candidate, c, checks_on(AxisSet::all()));
+    ASSERT_EQ(result.status, RunStatus::ok) << result.message;
+    EXPECT_TRUE(result.guard_violations.empty() && result.modified_inputs.empty()) << fault.candidate;
+    const std::string axis = fault.axis;
+    if (axis.empty()) {
+      EXPECT_EQ(found_in(result).broken, fault.broken) << fault.candidate;
+      continue;
+    }
+    for (const std::string& what : fault.broken)
+      EXPECT_TRUE(found_in(result).broken.contains(what)) << fault.candidate << ": " << what;
+    const std::vector<Demands> demands(c.pass->outputs.size());
+    const auto judged = [&](const RunChecks& checks) {
+      return judge(c, run(fault.candidate, c, checks), {}, demands, checks, /*accuracy=*/false);
+    };
+    for (const bool all : {false, true}) {
+      const Judgment judgment = judged(checks_on(AxisSet::all(), all));
+      EXPECT_EQ(judgment.kind, "invariance") << fault.candidate;
+      EXPECT_NE(judgment.reason.find("(" + axis + ": "), std::string::npos) << judgment.reason;
+    }
+    AxisSet others;
+    for (const Axis each : all_axes())
+      if (to_string(each) != axis) others.insert(each);
+    EXPECT_EQ(judged(checks_on(others)).verdict, Verdict::pass) << fault.candidate << " without " << axis;
+  }
+}
+
+TEST(Rearrangements, NativeAndTheContractHoldThemForEveryDtype) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    Case c = paged();
+    c.dtype = dtype;
+    const std::vector<Tensor> inputs = make_inputs(c, 1);
+    std::vector<Tensor> outputs = make_outputs(c);
+    Worker worker({{native_plugin("paged_attention")}, "cpu"});
+    const RunResult result =
+        worker.run("native", c, inputs, outputs, checks_on(AxisSet::all()), std::chrono::seconds(60));
+    EXPECT_EQ(found_in(result).compared, both());
+    EXPECT_EQ(found_in(result).broken, Names{});
+  }
+  const Contract contract = Contract::load(CHECKOP_SOURCE_DIR "/contracts/default.json");
+  for (const OutputSpec& output : paged().pass->outputs)
+    EXPECT_TRUE(contract.demands_for(paged(), output).batch_invariance) << output.tensor.name;
+}
+
+}  // namespace
+}  // namespace checkop::rearrangements_test
