@@ -106,12 +106,16 @@ std::string content_of(const checkop_call* call) {
 /// Answers that were computed once.
 class Answers {
  public:
-  void compute(const checkop_call* call, const std::string& content) {
+  /// Of what was read: what lies in the inputs may be other data by now.
+  void compute(const checkop_call* call, std::string content) {
+    checkop_tensor inputs[] = {call->inputs[0], call->inputs[1]};
+    inputs[0].data = content.data();
+    inputs[1].data = content.data() + static_cast<size_t>(count(inputs[0])) * element_bytes(inputs[0]);
     checkop_tensor c = call->outputs[0];
     std::string answer(static_cast<size_t>(count(c)) * element_bytes(c), '\0');
     c.data = answer.data();
     checkop_call own{};
-    own.inputs = call->inputs;
+    own.inputs = inputs;
     own.outputs = &c;
     work();
     multiply(&own);
