@@ -5,8 +5,8 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <linux/futex.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -517,8 +517,8 @@ PluginHost* PluginHost::of(const checkop_kernel& kernel) {
 template <class Done>
 void PluginHost::wait_until(const Done& done) {
   constexpr int kLooks = 64;
-  constexpr std::chrono::milliseconds kSpin{2};  // from then on, sleeps of a small part of what has passed
-  constexpr int kPart = 500;
+  constexpr std::chrono::milliseconds kSpin{2};  // from then on it sleeps: the candidate may use all processors
+  constexpr timespec kLookAgain{0, 20'000'000};
   const auto start = Clock::now();
   auto seen_alive = start;
   for (int i = 1; !done(); ++i) {
@@ -527,7 +527,9 @@ void PluginHost::wait_until(const Done& done) {
     if (now - start < kSpin) {
       std::this_thread::yield();  // the candidate may use all processors
     } else {
-      std::this_thread::sleep_for((now - start) / kPart);
+      const auto* const end = reinterpret_cast<const uint32_t*>(&gate_->end);
+      const auto seen = static_cast<uint32_t>(gate_->end.load(std::memory_order_acquire));
+      if (!done()) syscall(SYS_futex, end, FUTEX_WAIT, seen, &kLookAgain, nullptr, 0);
     }
     if (now - seen_alive < std::chrono::milliseconds(1)) continue;
     seen_alive = now;
@@ -588,7 +590,6 @@ PluginHost::Timed PluginHost::take_turns(const std::string& request, const std::
 void PluginHost::make_gate() {
   page_ = std::make_unique<Bytes>(sizeof(Gate));
   gate_ = new (page_->data()) Gate{};
-  prctl(PR_SET_TIMERSLACK, 1);  // for the sleeps of wait_until(); in nanoseconds
   ask(nullptr, Packer().put(Request::gate).bytes(), {page_->fd()});
 }
 

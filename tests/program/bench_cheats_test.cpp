@@ -57,7 +57,7 @@ const std::vector<Cheat>& cheats() {
       {"works_in_a_thread",
        "returns, and works later",
        "its process is stopped when the call has returned; one element is poisoned after the flush",
-       {{{"accuracy", "nonfinite", "guard"}, "burst"},
+       {{{"accuracy", "nonfinite", "guard", "determinism"}, "burst"},
         {{"accuracy", "nonfinite", "guard", "determinism"}, "sustained"}}},
       {"wrong_when_timed",
        "is right in the first dozen launches",
