@@ -369,6 +369,12 @@ TEST(Refusal, MessagesOfAttention) {
        "cu_seqlens_k[1] = -1 is below the one before it or beyond the 7 tokens"},
       {"varlen_attention", kForward, [](SpoiltCall& c) { c.reshape("cu_seqlens_k", 1); },
        "cu_seqlens_k: another number of sequences"},
+      {"paged_attention", kForward, [](SpoiltCall& c) { c.reshape("v_cache", 1, 1, 1, 1); },
+       "v_cache: dtype or extents differ from those of k_cache"},
+      {"paged_attention", kForward, [](SpoiltCall& c) { c.reshape("block_table", 1); }, "block_table: expected rank 2"},
+      {"paged_attention", kForward,
+       [](SpoiltCall& c) { c.reshape("k_cache", 1, 1, 1, 1), c.reshape("v_cache", 1, 1, 1, 1); },
+       "k_cache: dtype or head_dim differ from those of q"},
   });
 }
 
