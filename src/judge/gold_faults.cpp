@@ -186,12 +186,16 @@ class Search {
     return static_cast<double>(faults.size() + 1) * work_ <= left_;
   }
 
-  /// An eighth of the rows of the batch, around a failing one, or as many as `work` allows; maybe none.
+  /// An eighth of the rows of the batch, around a failing one, or as many as `work` allows; maybe none. None if no
+  /// output is per row: the inputs can't be cut then, as where sequences are packed.
   Part some_rows(double work) const {
     const Case& c = judged_.c;
     const int64_t rows = row_count(c);
     Part part{0, 0, false};
-    if (c.op->row_dims.empty() || rows < 2) return part;
+    const auto is_by_rows = [&](const OutputSpec& output) {
+      return is_present(c, output.tensor) && is_per_row(*c.op, output.tensor);
+    };
+    if (rows < 2 || std::none_of(c.pass->outputs.begin(), c.pass->outputs.end(), is_by_rows)) return part;
     part.n = std::min((rows + 7) / 8, static_cast<int64_t>(work * static_cast<double>(rows) / work_));
     for (size_t i = 0; i < judged_.outputs.size(); ++i) {
       const TensorSpec& spec = c.pass->outputs[i].tensor;
