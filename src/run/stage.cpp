@@ -12,7 +12,6 @@
 
 #include "base/clock.hpp"
 #include "case/rank_parts.hpp"
-#include "run/plugin_host.hpp"
 #include "run/rank_group.hpp"
 
 namespace checkop {
@@ -286,21 +285,13 @@ void Stage::enqueue() {
     if (LaunchStatus answer = ranks_->launch(rank_limit, {}); answer.stopped) throw std::move(*answer.stopped);
     return;
   }
-  const checkop_call* const same = call();
-  const int status = guarded_call("launch", [&] { return static_cast<int>(kernel_.launch(same)); });
+  if (!call_) call_ = std::make_shared<Call>(*this, device_, workspace.get(), kernel_);
+  const int status = guarded_call("launch", [&] { return static_cast<int>(kernel_.launch(call_->get())); });
   if (status == CHECKOP_OK) return;
   throw judge_status(status, call_->message()).value();
 }
 
-/// What enqueue() gives the candidate.
-const checkop_call* Stage::call() {
-  if (!call_) call_ = std::make_shared<Call>(*this, device_, workspace.get(), kernel_);
-  return call_->get();
-}
-
-double Stage::time_ms(int64_t count, double cover_us, bool flush_ranks, const std::function<void()>& prepare,
-                      double& unseen_ms) {
-  unseen_ms = 0;
+double Stage::time_ms(int64_t count, double cover_us, bool flush_ranks, const std::function<void()>& prepare) {
   if (ranks_) {
     prepare();
     if (LaunchStatus answer = ranks_->launch(rank_limit, {}, {count, cover_us, flush_ranks}); answer.stopped)
@@ -310,28 +301,10 @@ double Stage::time_ms(int64_t count, double cover_us, bool flush_ranks, const st
     ranks_->gather(*this, rank_differences_);
     return ms;
   }
-  return time_turns_ms({this}, count, cover_us, prepare, unseen_ms);
-}
-
-double Stage::time_turns_ms(const std::vector<Stage*>& stages, int64_t count, double cover_us,
-                            const std::function<void()>& prepare, double& unseen_ms) {
-  Stage& first = *stages.front();
-  double ms = 0;
-  unseen_ms = 0;
-  if (PluginHost* const host = PluginHost::of(first.kernel_)) {
-    PluginHost::Turns turns{{}, count, cover_us};
-    for (Stage* stage : stages) turns.calls.push_back(stage->call());
-    const PluginHost::Timed timed = guarded_call("launch", [&] { return host->time(turns, prepare); });
-    if (auto stopped = judge_status(timed.status, first.call_->message())) throw *std::move(stopped);
-    ms = timed.ms;
-    unseen_ms = timed.unseen_ms;
-  } else {
-    const auto launch_all = [&] {
-      for (int64_t i = 0; i < count; ++i) stages[static_cast<size_t>(i) % stages.size()]->enqueue();
-    };
-    ms = first.device_.time_ms(launch_all, cover_us, prepare);
-  }
-  return ms / static_cast<double>(count);
+  const auto launch_all = [&] {
+    for (int64_t i = 0; i < count; ++i) enqueue();
+  };
+  return device_.time_ms(launch_all, cover_us, prepare) / static_cast<double>(count);
 }
 
 std::vector<BufferPtr> Stage::release_inputs() {
