@@ -36,6 +36,8 @@ ChildProcess::ChildProcess(const std::function<int()>& body, Group group, Body k
   fflush(stdout);
   fflush(stderr);
   const pid_t parent = getpid();
+  // wait() can only wait for what a child started where this process inherits it.
+  if (group_ == Group::own) prctl(PR_SET_CHILD_SUBREAPER, 1);
   pid_ = kind == Body::becomes_program ? _Fork() : fork();
   if (pid_ < 0) throw EnvironmentError(fmt::format("fork: {}", std::strerror(errno)));
   if (pid_ > 0) {
@@ -80,11 +82,22 @@ void ChildProcess::kill() const {
 }
 
 ChildProcess::End ChildProcess::wait() {
+  const pid_t group = pid_;
+  if (group_ == Group::own) {
+    siginfo_t info{};
+    while (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
+    }
+    ::kill(-group, SIGKILL);  // before the child is reaped: until then its number is no other group's
+  }
   End end;
   rusage usage{};
   while (wait4(pid_, &end.status, 0, &usage) < 0 && errno == EINTR) {
   }
   pid_ = -1;
+  if (group_ == Group::own) {
+    while (waitpid(-group, nullptr, 0) > 0 || errno == EINTR) {
+    }
+  }
   end.peak_bytes = static_cast<uint64_t>(usage.ru_maxrss) * 1024;
   return end;
 }
@@ -111,7 +124,6 @@ std::string bury(ChildProcess& child, uint64_t allowed_bytes) {
     if (Clock::now() >= until) return "closed its connection but kept running; killed";
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  child.kill();  // what the child started may live on
   const ChildProcess::End end = child.wait();
   return describe_end(end.status) + (WIFEXITED(end.status) ? " before it answered" : "") +
          describe_memory(end, allowed_bytes);

@@ -18,7 +18,7 @@ class ChildProcess {
  public:
   enum class Group : uint8_t {
     shared,  ///< the child stays in the process group of its parent
-    own      ///< the child leads a group of its own: kill() ends everything that it started, too
+    own      ///< the child leads a group of its own: kill() and wait() end everything that it started, too
   };
   enum class Body : uint8_t {
     any,
@@ -49,7 +49,8 @@ class ChildProcess {
     int status = 0;           ///< as waitpid() gives it
     uint64_t peak_bytes = 0;  ///< the most memory that it had resident
   };
-  /// Waits for the end and reaps the child.
+  /// Waits for the end and reaps the child. Of a group, also ends and reaps what the child started: nothing of it runs
+  /// any more when this returns.
   End wait();
 
  private:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Child processes: how they end, and that nothing of the parent runs in them.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -7,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <stdexcept>
 
 #include "base/child_process.hpp"
@@ -58,27 +60,46 @@ TEST(ChildProcess, IsKilledWithItsOwner) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
-TEST(ChildProcess, AGroupOfItsOwnEndsWithIt) {
-  const std::string path = testing::TempDir() + "grandchild";
-  std::filesystem::remove(path);
-  ChildProcess child(
+/// A child that starts a process, says its number and then does what it is told. Returns that number.
+pid_t start_with_grandchild(ChildProcess& child, const std::function<int()>& then) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return -1;
+  child = ChildProcess(
       [&] {
-        if (fork() == 0) {
-          sleep(1);
-          std::ofstream(path) << "lived on";
+        pid_t grandchild = fork();
+        if (grandchild == 0) {
+          sleep(30);  // a broken program must not leave it for ever
           _exit(0);
         }
-        pause();
-        return 0;
+        if (write(ends[1], &grandchild, sizeof grandchild) != sizeof grandchild) return 1;
+        return then();
       },
       ChildProcess::Group::own);
-  usleep(200'000);  // the grandchild is there
+  pid_t grandchild = -1;
+  if (read(ends[0], &grandchild, sizeof grandchild) != sizeof grandchild) grandchild = -1;
+  close(ends[0]);
+  close(ends[1]);
+  return grandchild;
+}
+
+TEST(ChildProcess, AGroupOfItsOwnEndsWithIt) {
+  ChildProcess child;
+  const pid_t grandchild = start_with_grandchild(child, [] { return pause(); });
+  ASSERT_GT(grandchild, 0);
+  EXPECT_EQ(kill(grandchild, 0), 0);
   child.kill();
   child.wait();
   EXPECT_FALSE(child.is_started());
   EXPECT_FALSE(child.is_alive());
-  sleep(2);
-  EXPECT_FALSE(std::filesystem::exists(path));
+  EXPECT_EQ(kill(grandchild, 0), -1) << "what the child started lives on";
+}
+
+TEST(ChildProcess, WhatItStartedEndsWithAChildThatWasNotKilled) {
+  ChildProcess child;
+  const pid_t grandchild = start_with_grandchild(child, [] { return 7; });
+  ASSERT_GT(grandchild, 0);
+  EXPECT_EQ(describe_end(child.wait().status), "exited with code 7");
+  EXPECT_EQ(kill(grandchild, 0), -1) << "what the child started lives on";
 }
 
 TEST(ChildProcess, StaysWaitableWhileItIsLookedAt) {
