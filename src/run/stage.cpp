@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <exception>
 #include <new>
@@ -19,6 +20,16 @@ namespace checkop {
 namespace {
 
 constexpr size_t kMessageBytes = 512;
+
+constexpr bool dtypes_have_their_codes() {
+  constexpr std::array kCodes{CHECKOP_F64, CHECKOP_F32,  CHECKOP_F16,  CHECKOP_BF16, CHECKOP_I64,   CHECKOP_I32,
+                              CHECKOP_U8,  CHECKOP_E4M3, CHECKOP_E5M2, CHECKOP_E8M0, CHECKOP_E2M1X2};
+  for (size_t i = 0; i < kDTypes.size(); ++i)
+    if (static_cast<int>(kDTypes[i]) != static_cast<int>(kCodes.at(i))) return false;
+  return kCodes.size() == kDTypes.size();
+}
+static_assert(dtypes_have_their_codes(), "DType has the numbers that check_operator.h gives to kernels");
+
 uint64_t pattern_of(const InitialState& initial, DType dtype) {
   return initial.outputs < 2 ? drawn_poison(dtype, initial.outputs, initial.draw) : 0;
 }
