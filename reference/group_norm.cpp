@@ -8,6 +8,7 @@
 #include "base/error.hpp"
 #include "groups.hpp"
 #include "operator/operator.hpp"
+#include "rearranged.hpp"
 
 namespace checkop {
 
@@ -111,12 +112,46 @@ void refine(const FillArgs& args) {
   }
 }
 
+/// The groups among others, or in another order. Groups of a fixed size can't be longer.
+template <Documents change>
+std::optional<Rearranged> among_others(const RearrangeArgs& args) {
+  const Tensor &rewards = args.in(kOfRewards), *const boundaries = args.inputs[kOfBoundaries];
+  if (boundaries == nullptr && change == Documents::longer) return {};
+  const SequenceBounds bounds = read_groups(boundaries, rewards.count(), args.attrs[kSamplesPerPrompt]);
+  Packing packing = repack(bounds, rewards.count(), change);
+  if (!is_changed(packing, bounds)) return {};
+  Rearranged other;
+  other.inputs.resize(args.inputs.size());
+  other.inputs[kOfRewards] = with_rows(rewards, packing.from);
+  other.dims = {{"batch", std::ssize(packing.from)}};
+  if (boundaries != nullptr) {
+    other.dims["group_bounds"] = std::ssize(packing.bounds);
+    other.inputs[kOfBoundaries] = of_integers(*boundaries, {std::ssize(packing.bounds)}, packing.bounds);
+  }
+  other.rows = {{"batch", std::move(packing.rows)}};
+  return other;
+}
+
+constexpr std::array kRearrangements{
+    Rearrangement{"documents", "the groups in reverse", "batch", 2, among_others<Documents::reversed>},
+    Rearrangement{"documents", "without every second group", "batch", 2, among_others<Documents::removed>},
+    Rearrangement{"documents", "every second group in reverse", "batch", 2, among_others<Documents::replaced>},
+    Rearrangement{"documents", "every second group twice as long", "batch", 2, among_others<Documents::longer>},
+};
+
 }  // namespace
 
 extern const Operator kGroupNorm;
-constexpr Operator kGroupNorm{
-    "group_norm", "reduction", "advantages = (r - mean)/(std + eps) of the rewards r of each group; equal ones: 0",
-    "",           kAttrs,      kPasses,
-    validate,     refine};
+constexpr Operator kGroupNorm{"group_norm",
+                              "reduction",
+                              "advantages = (r - mean)/(std + eps) of the rewards r of each group; equal ones: 0",
+                              "",
+                              kAttrs,
+                              kPasses,
+                              validate,
+                              refine,
+                              /*parallel_dim=*/"",
+                              /*left_out=*/"",
+                              kRearrangements};
 
 }  // namespace checkop

@@ -15,6 +15,7 @@
 #include "operator/operator.hpp"
 #include "policy.hpp"
 #include "policy_tokens.hpp"
+#include "rearranged.hpp"
 #include "recipes.hpp"
 
 namespace checkop {
@@ -281,6 +282,7 @@ constexpr Operator kLinearPolicyLoss{
     validate,
     refine,
     /*parallel_dim=*/"",
-    /*left_out=*/"masked tokens"};
+    /*left_out=*/"masked tokens",
+    kMicroBatches};
 
 }  // namespace checkop

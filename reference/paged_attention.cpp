@@ -14,6 +14,7 @@
 #include "attention.hpp"
 #include "base/error.hpp"
 #include "left_out.hpp"
+#include "rearranged.hpp"
 #include "sequences.hpp"
 
 namespace checkop {
@@ -37,12 +38,6 @@ constexpr std::array kForwardOut{
     OutputSpec{{"o", kQueries}, Numerics::contraction, kPerQuery},
     OutputSpec{
         {"lse", "tokens_q q_heads", Fill::normal, "", DType::f32, /*optional=*/true}, Numerics::logprob, kPerQuery}};
-
-std::vector<int64_t> integers_of(const Tensor& tensor) {
-  std::vector<int64_t> values(static_cast<size_t>(tensor.count()));
-  decode_int(tensor.dtype, tensor.bytes.data(), values.data(), values.size());
-  return values;
-}
 
 /// Which rows of the caches, seen as [pages*page_size, ...], hold the keys of each sequence.
 class Pages {
@@ -259,22 +254,6 @@ void refine(const FillArgs& args) {
 
 const std::array kRecipes = of_tokens(kAttentionForwardRecipes);
 
-Tensor like(const Tensor& from, Shape shape) { return {from.name, from.dtype, std::move(shape)}; }
-
-Tensor of_integers(const Tensor& from, Shape shape, const std::vector<int64_t>& values) {
-  Tensor tensor = like(from, std::move(shape));
-  encode_int(tensor.dtype, values.data(), tensor.bytes.data(), values.size());
-  return tensor;
-}
-
-/// Copies block `from[i]` of a tensor to block i of another, for blocks of `bytes`.
-Tensor with_blocks(const Tensor& tensor, Shape shape, const std::vector<int64_t>& from, size_t bytes) {
-  Tensor moved = like(tensor, std::move(shape));
-  for (size_t i = 0; i < from.size(); ++i)
-    std::memcpy(moved.bytes.data() + i * bytes, tensor.bytes.data() + static_cast<size_t>(from[i]) * bytes, bytes);
-  return moved;
-}
-
 Pages pages_of(const RearrangeArgs& args) { return {args.in(kOfKCache), args.in(kOfTable), args.in(kOfLengths)}; }
 
 /// Page from[i] becomes page i.
@@ -368,9 +347,8 @@ std::optional<Rearranged> with_chunks(const RearrangeArgs& args, const std::vect
       with_blocks(table, {n, max_pages}, sequences, static_cast<size_t>(max_pages) * info(table.dtype).bytes);
   if (!rows.empty()) {
     other.dims["tokens_q"] = std::ssize(rows);
-    const size_t of_token = q.bytes.size() / static_cast<size_t>(q.shape[0]);
-    other.inputs[kOfQ] = with_blocks(q, {std::ssize(rows), q.shape[1], q.shape[2]}, rows, of_token);
-    other.rows = std::move(rows);
+    other.inputs[kOfQ] = with_rows(q, rows);
+    other.rows = {{"tokens_q", std::move(rows)}};
   }
   return other;
 }
@@ -406,15 +384,15 @@ std::optional<Rearranged> decode(const RearrangeArgs& args) {
 }
 
 constexpr std::array kRearrangements{
-    Rearrangement{"pages", "pages in a random order", 1, shuffle_pages},
-    Rearrangement{"pages", "pages in reverse", 1, reverse_pages},
-    Rearrangement{"pages", "other contents where no key lies", 1, refill_rest},
-    Rearrangement{"phase", "one query at a time", 2, cut_queries<1>},
-    Rearrangement{"phase", "the last query of every sequence", 2, decode<false>},
-    Rearrangement{"phase", "the last query of the longest sequence alone", 2, decode<true>},
-    Rearrangement{"phase", "chunks of 17 queries", 18, cut_queries<17>},
-    Rearrangement{"phase", "chunks of 128 queries", 129, cut_queries<128>},
-    Rearrangement{"phase", "chunks of 512 queries", 513, cut_queries<512>},
+    Rearrangement{"pages", "pages in a random order", "tokens_q", 1, shuffle_pages},
+    Rearrangement{"pages", "pages in reverse", "tokens_q", 1, reverse_pages},
+    Rearrangement{"pages", "other contents where no key lies", "tokens_q", 1, refill_rest},
+    Rearrangement{"phase", "one query at a time", "tokens_q", 2, cut_queries<1>},
+    Rearrangement{"phase", "the last query of every sequence", "tokens_q", 2, decode<false>},
+    Rearrangement{"phase", "the last query of the longest sequence alone", "tokens_q", 2, decode<true>},
+    Rearrangement{"phase", "chunks of 17 queries", "tokens_q", 18, cut_queries<17>},
+    Rearrangement{"phase", "chunks of 128 queries", "tokens_q", 129, cut_queries<128>},
+    Rearrangement{"phase", "chunks of 512 queries", "tokens_q", 513, cut_queries<512>},
 };
 
 constexpr std::array kPasses{

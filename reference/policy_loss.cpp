@@ -6,6 +6,7 @@
 #include "gold_element.hpp"
 #include "operator/operator.hpp"
 #include "policy_tokens.hpp"
+#include "rearranged.hpp"
 
 namespace checkop {
 
@@ -136,6 +137,7 @@ constexpr Operator kPolicyLoss{
     validate_policy_attrs,
     refine,
     /*parallel_dim=*/"",
-    /*left_out=*/"masked tokens"};
+    /*left_out=*/"masked tokens",
+    kMicroBatches};
 
 }  // namespace checkop

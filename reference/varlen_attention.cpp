@@ -3,6 +3,7 @@
 #include <array>
 
 #include "attention.hpp"
+#include "rearranged.hpp"
 #include "sequences.hpp"
 
 namespace checkop {
@@ -143,6 +144,39 @@ void refine(const FillArgs& args) {
   for (const std::string_view name : {"k", "v"}) plant_rest(args, *args.find(name), keys_end);
 }
 
+/// The sequences among others, or in another order. Tensors that begin with the tokens of queries, or of keys, go with
+/// them.
+template <Documents change>
+std::optional<Rearranged> among_others(const RearrangeArgs& args) {
+  const Tensor *const of_k = args.inputs[kOfKBounds], &of_q = args.in(kOfQBounds);
+  const Packs packs(args.in(kOfQ), args.in(kOfK), of_q, of_k);
+  Packing queries = repack(packs.queries, args.in(kOfQ).shape[0], change);
+  Packing keys = repack(packs.keys, args.in(kOfK).shape[0], change);
+  if (!is_changed(queries, packs.queries) && !is_changed(keys, packs.keys)) return {};
+  Rearranged other;
+  other.inputs.resize(args.inputs.size());
+  for (size_t i = 0; i < args.inputs.size(); ++i) {
+    const std::string_view dim = split_dims(args.pass.inputs[i].dims).front();
+    if (args.inputs[i] == nullptr) continue;
+    if (dim == "tokens_q") other.inputs[i] = with_rows(*args.inputs[i], queries.from);
+    if (dim == "tokens_k") other.inputs[i] = with_rows(*args.inputs[i], keys.from);
+  }
+  const int64_t bounds = std::ssize(queries.bounds);
+  other.inputs[kOfQBounds] = of_integers(of_q, {bounds}, queries.bounds);
+  if (of_k != nullptr) other.inputs[kOfKBounds] = of_integers(*of_k, {bounds}, keys.bounds);
+  other.dims = {{"seqs", bounds - 1}, {"tokens_q", std::ssize(queries.from)}, {"tokens_k", std::ssize(keys.from)}};
+  other.rows = {{"tokens_q", std::move(queries.rows)}, {"tokens_k", std::move(keys.rows)}};
+  return other;
+}
+
+constexpr std::string_view kTokens = "tokens_q tokens_k";
+constexpr std::array kRearrangements{
+    Rearrangement{"documents", "the sequences in reverse", kTokens, 2, among_others<Documents::reversed>},
+    Rearrangement{"documents", "without every second sequence", kTokens, 2, among_others<Documents::removed>},
+    Rearrangement{"documents", "other tokens in every second sequence", kTokens, 2, among_others<Documents::replaced>},
+    Rearrangement{"documents", "every second sequence twice as long", kTokens, 2, among_others<Documents::longer>},
+};
+
 const std::array kForwardRecipes = of_tokens(kAttentionForwardRecipes);
 const std::array kBackwardRecipes = of_tokens(kAttentionBackwardRecipes);
 
@@ -163,6 +197,7 @@ constexpr Operator kVarlenAttention{"varlen_attention",
                                     check_attention_sizes,
                                     refine,
                                     /*parallel_dim=*/"",
-                                    /*left_out=*/"rows behind the last sequence"};
+                                    /*left_out=*/"rows behind the last sequence",
+                                    kRearrangements};
 
 }  // namespace checkop

@@ -81,6 +81,22 @@ void ChildProcess::kill() const {
   ::kill(pid_, SIGKILL);  // alone, also where it had no time to make its group
 }
 
+void ChildProcess::pause() const {
+  if (pid_ <= 0 || ::kill(pid_, SIGSTOP) != 0) return;
+  siginfo_t info{};
+  const auto wait = [&](int which) {
+    info = {};
+    return waitid(P_PID, static_cast<id_t>(pid_), &info, which);
+  };
+  while (wait(WSTOPPED | WEXITED | WNOWAIT) != 0 && errno == EINTR) {
+  }
+  if (info.si_code == CLD_STOPPED) wait(WSTOPPED | WNOHANG);  // so that the next stop is seen as one
+}
+
+void ChildProcess::resume() const {
+  if (pid_ > 0) ::kill(pid_, SIGCONT);
+}
+
 ChildProcess::End ChildProcess::wait() {
   const pid_t group = pid_;
   if (group_ == Group::own) {

@@ -44,6 +44,10 @@ class ChildProcess {
   bool is_alive() const;
   /// Ends the child, and its group if it has one, at once.
   void kill() const;
+  /// Stops all threads of the child, and returns once none runs, or the child has ended. Not of its group.
+  void pause() const;
+  /// Lets the child run on after pause().
+  void resume() const;
 
   struct End {
     int status = 0;           ///< as waitpid() gives it

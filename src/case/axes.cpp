@@ -26,6 +26,8 @@ constexpr std::array<AxisName, kAxes> kNames{{
     {Axis::ranks, "ranks", "the result depends on the number of ranks"},
     {Axis::pages, "pages", "the result depends on which pages hold the keys or on what lies in others"},
     {Axis::phase, "phase", "a query's bits depend on the queries that are launched with it"},
+    {Axis::documents, "documents", "the bits of a sequence or group depend on the others that are packed with it"},
+    {Axis::micro_batch, "micro_batch", "bits depend on what else is in the micro-batch, though denom is the same"},
     {Axis::row_stride, "row_stride", "a row's bits depend on the distance between rows or on what lies between them"},
     {Axis::neighbours, "neighbours", "a row's bits depend on what the other rows hold"},
     {Axis::position, "position", "a row's bits depend on its place in the batch"},
@@ -75,6 +77,8 @@ Kind kind_of(Axis axis) {
       return Kind::of_ranks;
     case Axis::pages:
     case Axis::phase:
+    case Axis::documents:
+    case Axis::micro_batch:
       return Kind::of_rearrangements;
     case Axis::row_stride:
     case Axis::neighbours:

@@ -116,7 +116,7 @@ class Bench {
  private:
   void start(const std::vector<std::string>& plugins) {
     WorkerConfig config{plugins, device_};
-    config.in_worker = true;
+    config.times = true;
     worker_.emplace(std::move(config));
   }
   BenchResult time(const std::vector<std::string>& names, const Case& c, BenchData& data) {

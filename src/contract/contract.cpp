@@ -195,7 +195,7 @@ Demands Contract::demands_for(const Case& c, const OutputSpec& output) const {
   const Demands& demands = own == table_->operator_demands.end() ? table_->demands : own->second;
   Demands own_demands = demands;
   own_demands.batch_invariance &=
-      is_per_row(*c.op, output.tensor) || is_carried(c, output.tensor) || !c.op->rearrangements.empty();
+      is_per_row(*c.op, output.tensor) || is_carried(c, output.tensor) || is_rearranged(*c.op, output.tensor);
   return own_demands;
 }
 

@@ -28,21 +28,9 @@
 namespace checkop {
 namespace {
 
-struct EventDelete {
-  using pointer = cudaEvent_t;
-  void operator()(cudaEvent_t event) const noexcept { (void)cudaEventDestroy(event); }
-};
-using Event = std::unique_ptr<cudaEvent_t, EventDelete>;
-
 /// "13.0" for 13000.
 std::string format_version(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
-}
-
-Event make_event() {
-  cudaEvent_t event = nullptr;
-  check(cudaEventCreate(&event), "create an event");
-  return Event(event);
 }
 
 class CudaDevice final : public Device {
@@ -108,23 +96,23 @@ class CudaDevice final : public Device {
     return memory;
   }
 
-  std::shared_ptr<SharedMemory> share_memory(bool) override { return share(Blocks::packed); }
+  std::shared_ptr<SharedMemory> share_memory(bool) override { return share(Blocks::packed, Sharing::one_process); }
 
-  std::shared_ptr<SharedMemory> share_blocks() override {
+  std::shared_ptr<SharedMemory> share_blocks(Sharing sharing) override {
     is_by_block_ = true;
-    return share(Blocks::own_arenas);
+    return share(Blocks::own_arenas, sharing);
   }
 
   size_t shared_bytes(size_t bytes) const override {
     return is_by_block_ ? shared_->block_bytes(bytes) : Device::shared_bytes(bytes);
   }
 
-  std::shared_ptr<SharedMemory> share(Blocks blocks) {
+  std::shared_ptr<SharedMemory> share(Blocks blocks, Sharing sharing) {
     make_current();
     check(cudaFree(nullptr), "make a context");  // what the driver's functions use
     ArenaKind kind = cuda_arenas(index_, blocks);
     kind.most_unused_bytes = properties_.totalGlobalMem / 32;  // as of memory_
-    return shared_ = std::make_shared<SharedMemory>(std::move(kind));
+    return shared_ = std::make_shared<SharedMemory>(for_sharing(std::move(kind), sharing));
   }
 
   std::byte* allocate_shared(size_t bytes, const std::string& what, Access access) override {
@@ -250,7 +238,7 @@ class CudaDevice final : public Device {
 
   double time_ms(const std::function<void()>& enqueue, double cover_us, const std::function<void()>& prepare) override {
     make_current();
-    if (!start_) start_ = make_event(), stop_ = make_event();
+    if (!start_) start_ = cuda::make_event(), stop_ = cuda::make_event();
     release_cache();
     if (cover_us > 0) {
       wait_ns<<<1, 1, 0, launches_->stream()>>>(static_cast<uint64_t>(cover_us * 1e3));
@@ -363,7 +351,7 @@ class CudaDevice final : public Device {
   bool is_by_block_ = false;              ///< see share_blocks()
   cudaDeviceProp properties_{};
   std::optional<CudaLaunches> launches_;  ///< from the constructor on
-  Event start_, stop_;
+  cuda::Event start_, stop_;
   Memory sum_{nullptr, {this}};   ///< used by sum_of()
   Memory rows_{nullptr, {this}};  ///< used by upload_rows()
   size_t rows_bytes_ = 0;

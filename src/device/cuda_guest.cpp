@@ -69,11 +69,28 @@ class CudaGuest final : public GuestDevice {
     check(cudaGetLastError(), what);  // a launch error that the candidate did not report
   }
 
+  uint64_t time_ns(const std::string& what, double cover_us, const std::function<void()>& launch) override {
+    if (!start_) start_ = cuda::make_event(), stop_ = cuda::make_event();
+    if (cover_us > 0) {
+      wait_ns<<<1, 1, 0, launches_->stream()>>>(static_cast<uint64_t>(cover_us * 1e3));
+      check(cudaGetLastError(), "cover a launch");
+    }
+    check(cudaEventRecord(start_.get(), launches_->stream()), "record the start");
+    launch();
+    check(cudaEventRecord(stop_.get(), launches_->stream()), "record the end");
+    check(cudaDeviceSynchronize(), what);
+    check(cudaGetLastError(), what);
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, start_.get(), stop_.get()), "read the time");
+    return static_cast<uint64_t>(static_cast<double>(ms) * 1e6);
+  }
+
  private:
   int index_, device_ = 0;
   size_t granule_ = 0;
   cudaDeviceProp properties_{};
   std::unique_ptr<CudaLaunches> launches_;
+  cuda::Event start_, stop_;
   std::mt19937_64 random_{std::random_device{}()};
 };
 

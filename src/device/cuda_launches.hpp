@@ -19,6 +19,22 @@
 
 namespace checkop {
 
+namespace cuda {
+
+struct EventDelete {
+  using pointer = cudaEvent_t;
+  void operator()(cudaEvent_t event) const noexcept { (void)cudaEventDestroy(event); }
+};
+using Event = std::unique_ptr<cudaEvent_t, EventDelete>;
+
+inline Event make_event() {
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreate(&event), "create an event");
+  return Event(event);
+}
+
+}  // namespace cuda
+
 class CudaLaunches {
  public:
   /// Of the current device.

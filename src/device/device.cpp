@@ -67,9 +67,10 @@ class CpuDevice final : public Device {
     return shared_ = std::make_shared<SharedMemory>(memfd_arenas(read_only_inputs));
   }
 
-  std::shared_ptr<SharedMemory> share_blocks() override {
+  std::shared_ptr<SharedMemory> share_blocks(Sharing sharing) override {
     by_block_ = true;
-    return shared_ = std::make_shared<SharedMemory>(memfd_arenas(/*read_only_inputs=*/true, Blocks::own_pages));
+    return shared_ = std::make_shared<SharedMemory>(
+               for_sharing(memfd_arenas(/*read_only_inputs=*/true, Blocks::own_pages), sharing));
   }
 
   std::byte* allocate(size_t bytes, const std::string& what) override {
@@ -202,7 +203,7 @@ std::shared_ptr<SharedMemory> Device::share_memory(bool) {
   throw EnvironmentError(fmt::format("'{}' has no memory that another process can map", info().kind));
 }
 
-std::shared_ptr<SharedMemory> Device::share_blocks() { return share_memory(true); }
+std::shared_ptr<SharedMemory> Device::share_blocks(Sharing) { return share_memory(true); }
 
 Device& Device::of_rank(int32_t) { return *this; }
 std::string Device::comm_id(int32_t) { return ""; }

@@ -135,8 +135,8 @@ class Device : public DeviceMemory, public DeviceStream, public DeviceTimer {
   /// with the reason if there is no such memory, which is the default.
   virtual std::shared_ptr<SharedMemory> share_memory(bool read_only_inputs);
   /// The same for a process that maps each block by itself, inputs for reading only, and runs launches in all modes
-  /// that the device has.
-  virtual std::shared_ptr<SharedMemory> share_blocks();
+  /// that the device has. With several_processes, for several such processes.
+  virtual std::shared_ptr<SharedMemory> share_blocks(Sharing sharing = Sharing::one_process);
   void run(const LaunchMode& mode, const std::function<bool()>& launch) override;
   /// How another process is to run what run() calls, after share_blocks().
   const LaunchMode& mode_elsewhere() const { return mode_elsewhere_; }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -30,6 +31,9 @@ class GuestDevice {
   virtual std::unique_ptr<BorrowedMemory> map(int descriptor, size_t bytes, bool is_writable) = 0;
   /// As DeviceStream::run(), and waits for the work on all streams.
   virtual void run(const std::string& what, const LaunchMode& mode, const std::function<bool()>& launch) = 0;
+  /// Nanoseconds of the work that `launch` puts on stream(), between two events, behind `cover_us` in which the stream
+  /// waits. Waits for the work on all streams.
+  virtual uint64_t time_ns(const std::string& what, double cover_us, const std::function<void()>& launch) = 0;
 };
 
 /// Throws EnvironmentError if this build has no CUDA or the device can't be used.

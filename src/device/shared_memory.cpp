@@ -63,6 +63,14 @@ ArenaKind memfd_arenas(bool read_only_inputs, Blocks blocks) {
   return {"memfd", size_t{1} << 16, size_t{4} << 20, size_t{64} << 20, make, blocks};
 }
 
+ArenaKind for_sharing(ArenaKind kind, Sharing sharing) {
+  if (sharing == Sharing::one_process) return kind;
+  kind.blocks = Blocks::own_arenas;
+  kind.least_bytes = kind.granularity;
+  kind.most_unused_bytes = 0;
+  return kind;
+}
+
 SharedMemory::SharedMemory(ArenaKind kind) : kind_(std::move(kind)) {}
 
 size_t SharedMemory::block_bytes(size_t bytes) const {
@@ -84,16 +92,20 @@ size_t SharedMemory::block_bytes(size_t bytes) const {
 
 std::byte* SharedMemory::allocate(size_t bytes, Access access) {
   bytes = block_bytes(bytes);
-  if (bytes >= kLargeBytes && before_large_block_) before_large_block_();
+  if (bytes >= kLargeBytes) tell_users();
   if (std::byte* memory = take(bytes, access)) return memory;
   try {
     add_arena(bytes, access);
   } catch (const OutOfMemory&) {
     drop_unused(0);
-    if (before_large_block_) before_large_block_();
+    tell_users();
     add_arena(bytes, access);
   }
   return take(bytes, access);
+}
+
+void SharedMemory::tell_users() const {
+  for (const auto& [user, body] : before_large_block_) body();
 }
 
 std::byte* SharedMemory::take(size_t bytes, Access access) {
@@ -129,7 +141,7 @@ void SharedMemory::free(std::byte* memory) noexcept {
   const auto found = blocks_.find(memory);
   if (found == blocks_.end()) return;
   auto [id, offset, bytes, access, number, begin] = found->second;
-  if (kind_.blocks != Blocks::packed) freed_.push_back(number);
+  ++frees_;
   blocks_.erase(found);
   std::map<size_t, size_t>& free = arenas_.at(id).free;
   auto next = free.lower_bound(offset);
@@ -173,6 +185,11 @@ const SharedMemory::Block& SharedMemory::block_at(const void* memory) const {
   if (found == blocks_.begin() || byte >= (--found)->first + found->second.bytes)
     throw std::out_of_range("an address in no block");
   return found->second;
+}
+
+bool SharedMemory::has(const std::byte* begin, uint64_t number) const {
+  const auto found = blocks_.find(begin);
+  return found != blocks_.end() && found->second.number == number;
 }
 
 std::vector<int64_t> SharedMemory::take_gone() { return std::exchange(gone_, {}); }

@@ -43,6 +43,14 @@ enum class Blocks : uint8_t {
   own_arenas,  ///< the same where an arena can only be mapped as a whole: each has one of its own
 };
 
+/// Who maps blocks.
+enum class Sharing : uint8_t {
+  one_process,
+  /// Each block is for one process or another: each has an arena of its own, which is not used again, so that a process
+  /// reaches nothing that was not made for it.
+  several_processes,
+};
+
 /// How arenas are made.
 struct ArenaKind {
   std::string transport;     ///< its name in protocol 2: "memfd", "cuda_vmm"
@@ -93,11 +101,14 @@ class SharedMemory {
   const Arena& arena(int64_t id) const { return *arenas_.at(id).arena; }
   /// The block that holds an address. Not where blocks are packed. Throws std::out_of_range for an address in none.
   const Block& block_at(const void* memory) const;
-  /// Numbers of blocks that were freed since the last call. Not where blocks are packed.
-  std::vector<uint64_t> take_freed() { return std::exchange(freed_, {}); }
-  /// Called before a block of `kLargeBytes` or more is made, and where there is no memory left: the other process
+  /// Whether the block of this number, which began there, has not been freed.
+  bool has(const std::byte* begin, uint64_t number) const;
+  /// How many blocks were freed so far.
+  uint64_t frees() const { return frees_; }
+  /// Called before a block of `kLargeBytes` or more is made, and where there is no memory left: the process of `user`
   /// should let freed blocks go.
-  void before_large_block(std::function<void()> body) { before_large_block_ = std::move(body); }
+  void before_large_block(const void* user, std::function<void()> body) { before_large_block_[user] = std::move(body); }
+  void forget_user(const void* user) { before_large_block_.erase(user); }
   static constexpr size_t kLargeBytes = size_t{16} << 20;
 
   /// Ids of arenas that have gone since the last call.
@@ -114,6 +125,7 @@ class SharedMemory {
   /// A block in an arena that has room for it; nullptr if none has.
   std::byte* take(size_t bytes, Access access);
   void add_arena(size_t bytes, Access access);
+  void tell_users() const;
   /// Lets arenas without blocks go, the oldest first, until at most `most` bytes of such arenas are left.
   void drop_unused(size_t most) noexcept;
 
@@ -122,14 +134,15 @@ class SharedMemory {
   std::map<const std::byte*, Block> blocks_;
   std::vector<int64_t> gone_;
   int64_t next_ = 1;
-  std::vector<uint64_t> freed_;
-  uint64_t next_number_ = 1;
-  std::function<void()> before_large_block_;
+  uint64_t frees_ = 0, next_number_ = 1;
+  std::map<const void*, std::function<void()>> before_large_block_;  ///< by user
 };
 
 /// Arenas of host memory: memfds that can't be resized. With `read_only_inputs`, those of Access::read are sealed
 /// against writing by others.
 ArenaKind memfd_arenas(bool read_only_inputs, Blocks blocks = Blocks::packed);
+/// Arenas of this kind for several processes.
+ArenaKind for_sharing(ArenaKind kind, Sharing sharing);
 
 /// Arenas of the memory of CUDA device `index`, which the calling process uses: the driver's virtual memory with
 /// descriptors, between unmapped addresses. Throws EnvironmentError with the reason if the driver refuses.

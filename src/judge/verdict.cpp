@@ -254,9 +254,15 @@ void judge_bits(const Case& c, size_t index, const RunResult& run, const Demands
   judge_contexts(c, index, run, demands, /*invariance=*/true, found);
 }
 
-/// Everything wrong with the candidate's run. Sets `compared` if any comparison was made.
+/// What a run compared at all.
+struct Compared {
+  bool any = false;
+  bool invariance = false;  ///< bits of launches with other rows, or rearranged
+};
+
+/// Everything wrong with the candidate's run. Sets in `compared` which comparisons were made.
 Findings findings(const Case& c, const RunResult& run, const std::vector<Comparison>& comparisons,
-                  const std::vector<Demands>& demands, const RunChecks& checks, bool accuracy, bool& compared) {
+                  const std::vector<Demands>& demands, const RunChecks& checks, bool accuracy, Compared& compared) {
   Findings found;
   switch (run.status) {
     case RunStatus::ok:
@@ -285,13 +291,17 @@ Findings findings(const Case& c, const RunResult& run, const std::vector<Compari
   for (size_t i = 0; accuracy && i < comparisons.size(); ++i) {
     if (!is_present(c, spec_of(c, i).tensor) || is_declared_empty(c, i)) continue;
     judge_numbers(c, i, comparisons[i], found);
-    compared = true;
+    compared.any = true;
   }
   for (size_t i = 0; i < run.outputs.size(); ++i) {
     const OutputRun& output = run.outputs[i];
     judge_bits(c, i, run, demands[i], checks, found);
-    compared |= checks.determinism && output.repeat.compared > 0;
-    for (const ContextBits& context : output.contexts) compared |= context.bits.compared > 0;
+    compared.any |= checks.determinism && output.repeat.compared > 0;
+    for (size_t k = 0; k < output.contexts.size(); ++k) {
+      if (output.contexts[k].bits.compared == 0) continue;
+      compared.any = true;
+      compared.invariance |= is_of_invariance(run.contexts[k].axis);
+    }
   }
   return found;
 }
@@ -307,8 +317,8 @@ bool has_row_outputs(const Operator& op) {
 
 /// The judgment of a check without findings.
 Judgment judge_clean(const Case& c, const std::vector<Comparison>& comparisons, const RunChecks& checks, bool accuracy,
-                     bool compared) {
-  if (!compared && !checks.memory) {
+                     const Compared& compared) {
+  if (!compared.any && !checks.memory) {
     if (row_count(c) == 0 && !accuracy) return {Verdict::skipped, "empty", "no rows: there are no bits to compare"};
     return {Verdict::vacuous, "empty", "nothing was compared"};
   }
@@ -320,12 +330,12 @@ Judgment judge_clean(const Case& c, const std::vector<Comparison>& comparisons, 
             fmt::format("{}: {} would pass too: this contract can't tell right from wrong on this data",
                         spec_of(c, i).tensor.name, fmt::join(answers, ", or "))};
   }
-  if (checks.invariance &&
-      (c.op->row_dims.empty() || (row_count(c) > 0 && !has_row_outputs(*c.op) && c.op->rearrangements.empty())))
+  if (checks.invariance && !compared.invariance &&
+      (c.op->row_dims.empty() || (row_count(c) > 0 && !has_row_outputs(*c.op))))
     return {Verdict::pass, "", "the operator has no independent rows: batch invariance was not tested"};
   if (row_count(c) > 0) return {Verdict::pass, "", ""};
   return {Verdict::pass, "",
-          compared ? "no rows: the launch, the memory and what sums over rows" : "no rows: launch and memory only"};
+          compared.any ? "no rows: the launch, the memory and what sums over rows" : "no rows: launch and memory only"};
 }
 
 /// The first entry that expects a failure of this kind; nullptr for none.
@@ -391,7 +401,7 @@ std::string coordinates(const Shape& shape, int64_t index) {
 Judgment judge(const Case& c, const RunResult& run, const std::vector<Comparison>& comparisons,
                const std::vector<Demands>& demands, const RunChecks& checks, bool accuracy,
                const std::vector<KnownFailure>& known) {
-  bool compared = false;
+  Compared compared;
   const Findings found = findings(c, run, comparisons, demands, checks, accuracy, compared);
   for (const Judgment& finding : found)
     if (expected_by(known, finding) == nullptr) return finding;

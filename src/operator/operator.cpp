@@ -183,6 +183,16 @@ bool is_per_row(const Operator& op, const TensorSpec& spec) {
          (spec.dims.size() == op.row_dims.size() || spec.dims[op.row_dims.size()] == ' ');
 }
 
+bool is_rearranged(const Rearrangement& by, const TensorSpec& output) {
+  const auto dims = split_dims(by.dims), of_output = split_dims(output.dims);
+  return !of_output.empty() && std::find(dims.begin(), dims.end(), of_output.front()) != dims.end();
+}
+
+bool is_rearranged(const Operator& op, const TensorSpec& output) {
+  return std::any_of(op.rearrangements.begin(), op.rearrangements.end(),
+                     [&](const Rearrangement& each) { return is_rearranged(each, output); });
+}
+
 MatrixView matrix_view(const Operator& op, const TensorSpec& spec, const Shape& shape) {
   const size_t leading = is_per_row(op, spec) ? split_dims(op.row_dims).size() : std::min<size_t>(1, shape.size());
   const Shape rows(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(leading));

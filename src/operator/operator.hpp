@@ -213,10 +213,13 @@ struct FillArgs {
 struct Rearranged {
   std::map<std::string, int64_t, std::less<>> dims = {};  ///< the extents that differ
   std::vector<Tensor> inputs = {};  ///< in the order of the pass; one without a name is that of the case
-  std::vector<int64_t> rows = {};   ///< for every row of the outputs, its row of the case; empty: the same rows
+  /// By first dimension of outputs: for every row its row of the case, or -1 where it has none. Without it: the same
+  /// rows.
+  std::map<std::string, std::vector<int64_t>, std::less<>> rows = {};
 };
 
 struct RearrangeArgs {
+  const Pass& pass;
   std::span<const Tensor* const> inputs;  ///< in the order of the pass; nullptr for an absent optional input
   std::span<const double> attrs;
   /// Uniform (0, 1) random numbers, from the stream of this name, by index.
@@ -228,7 +231,8 @@ struct RearrangeArgs {
 struct Rearrangement {
   std::string_view axis;                                    ///< its name in case/axes.hpp
   std::string_view what;                                    ///< "pages in reverse"
-  int64_t least_rows;                                       ///< for cases whose first output has this many rows
+  std::string_view dims;                                    ///< outputs that begin with one of these are compared
+  int64_t least;                                            ///< for cases with this extent of the first one of `dims`
   std::optional<Rearranged> (*make)(const RearrangeArgs&);  ///< nullopt for inputs that it would not change
 };
 
@@ -247,6 +251,10 @@ struct Operator {
   std::string_view left_out = "";                      ///< what no output depends on, "masked keys"; "" for none
   std::span<const Rearrangement> rearrangements = {};  ///< the first one of each axis is checked in every run
 };
+
+/// Whether a rearrangement of the operator compares this output.
+bool is_rearranged(const Operator& op, const TensorSpec& output);
+bool is_rearranged(const Rearrangement& by, const TensorSpec& output);
 
 /// The number of ranks: a dimension of a tensor-parallel operator's cases that no tensor has.
 inline constexpr std::string_view kWorldSize = "world_size";

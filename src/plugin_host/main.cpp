@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The process that plugins are loaded into. It has nothing of the process that started it but a socket and mapped
 // memory, and judges nothing.
+#include <linux/futex.h>
 #include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -9,7 +12,10 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <optional>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/elf_libraries.hpp"
 #include "base/error.hpp"
@@ -32,7 +38,9 @@ struct Lane {
 
 Windows windows;
 std::unique_ptr<GuestDevice> gpu;  // none: kernels run on the CPU
+std::vector<std::string> paths;    // of plugins
 std::vector<PluginTable> plugins;
+Gate* gate = nullptr;
 
 template <class T>
 Packer answer(Answer kind, const T& value) {
@@ -86,7 +94,7 @@ const char* error_of(checkop_host_comm* comm) { return reinterpret_cast<Lane*>(c
 
 /// Calls a function of the plugin.
 template <class Body>
-Packer guarded(const Body& body) {
+std::optional<Packer> guarded(const Body& body) {
   try {
     return body();
   } catch (const WireError&) {  // ours
@@ -119,58 +127,124 @@ void map_windows(Unpacker& unpacker, const std::vector<Descriptor>& descriptors)
 
 /// What the kernel says is added to what the device says.
 template <class Error>
-[[noreturn]] void fail(const Error& error, const Call& call, const auto&... more) {
-  const std::string said = call.message();
+[[noreturn]] void fail(const Error& error, const std::string& said, const auto&... more) {
   throw Error(said.empty() ? error.what() : std::string(error.what()) + " (" + said + ")", more...);
 }
 
-/// Launches a kernel, on a GPU in `mode`, and waits for its work.
-Packer launch(const checkop_kernel& kernel, const Call& call, const LaunchMode& mode) {
-  int status = CHECKOP_FAILED;  // because a candidate may return a value that is no checkop_status
-  std::exception_ptr thrown;
-  const auto launch = [&] {
-    try {
-      status = static_cast<int>(kernel.launch(call.get()));
-    } catch (...) {  // not through the device, which may be recording
-      thrown = std::current_exception();
+/// Launches of a kernel.
+struct Launches {
+  const checkop_kernel* kernel;
+  const std::vector<std::unique_ptr<Call>>& calls;
+  uint64_t count;
+  int status = CHECKOP_OK;  ///< int, because a candidate may return a value that is no checkop_status
+  std::exception_ptr thrown = {};
+  size_t latest = 0;  ///< of `calls`
+
+  /// Launches on the calls in turns, until one is not ok. Does not throw, for a device that may be recording.
+  bool run() {
+    for (uint64_t i = 0; i < count && status == CHECKOP_OK && !thrown; ++i) {
+      latest = i % calls.size();
+      try {
+        status = static_cast<int>(kernel->launch(calls[latest]->get()));
+      } catch (...) {
+        thrown = std::current_exception();
+      }
     }
-    return !thrown && status == CHECKOP_OK;
-  };
-  try {
-    if (gpu) {
-      gpu->run(std::string("run of '") + kernel.name + "'", mode, launch);
-    } else {
-      launch();
-    }
-  } catch (const LaunchModeUnsupported& e) {
-    fail(e, call);
-  } catch (const OutOfMemory& e) {
-    fail(e, call);
-  } catch (const DeviceError& e) {
-    fail(e, call, e.sticky());
+    return is_ok();
   }
-  if (thrown) std::rethrow_exception(thrown);
-  return Packer().put(Answer::done).put(status).text(call.message());
+  bool is_ok() const { return !thrown && status == CHECKOP_OK; }
+  std::string message() const { return calls.empty() ? "" : calls[latest]->message(); }
+  /// Calls body(), which runs all of them, with what the device throws told in their words.
+  template <class Body>
+  void on_gpu(const Body& body) {
+    try {
+      body();
+    } catch (const LaunchModeUnsupported& e) {
+      fail(e, message());
+    } catch (const OutOfMemory& e) {
+      fail(e, message());
+    } catch (const DeviceError& e) {
+      fail(e, message(), e.sticky());
+    }
+  }
+  Packer answer() const {
+    if (thrown) std::rethrow_exception(thrown);
+    return Packer().put(Answer::done).put(status).text(message());
+  }
+};
+
+/// Returns when the owner begins something: what it wrote in place of `before`.
+uint64_t wait_at_gate(uint64_t before) {
+  constexpr int kSpins = 256;
+  for (int i = 1;; ++i) {
+    if (const uint64_t number = gate->begin.load(std::memory_order_acquire); number != before) return number;
+    gate->beats.fetch_add(1, std::memory_order_relaxed);
+    if (i % kSpins == 0) std::this_thread::yield();
+  }
 }
 
-Packer call_kernel(Request request, Unpacker& unpacker, Lane& lane, std::vector<Descriptor>& descriptors) {
+/// Launches that are timed, on a GPU behind `cover_us` in which it waits. An answer where they are not all ok.
+std::optional<Packer> take_turns(Launches launches, double cover_us, int socket) {
+  const uint64_t count = std::exchange(launches.count, 0);
+  uint64_t number = gate->begin;
+  if (!send(socket, Packer().put(Answer::ready).bytes())) _exit(1);
+  for (;;) {
+    number = wait_at_gate(number);
+    if (!is_dry(number)) launches.count = count;
+    const std::optional<Packer> problem = guarded([&]() -> std::optional<Packer> {
+      if (gpu) {
+        launches.on_gpu([&] { gate->claimed_ns = gpu->time_ns("timing", cover_us, [&] { launches.run(); }); });
+      } else {
+        launches.run();
+      }
+      if (launches.is_ok()) return {};
+      return launches.answer();
+    });
+    gate->is_answered = problem.has_value();
+    gate->end.store(number, std::memory_order_release);
+    syscall(SYS_futex, &gate->end, FUTEX_WAKE, 1, nullptr, nullptr, 0);  // an owner that waits long sleeps
+    if (!is_dry(number)) return problem;
+  }
+}
+
+std::optional<Packer> call_kernel(Request request, Unpacker& unpacker, Lane& lane,
+                                  std::vector<Descriptor>& descriptors) {
   if (gpu) gpu->make_current();
   drop_windows(unpacker);
   map_windows(unpacker, descriptors);
   descriptors.clear();
   const auto plugin = unpacker.get<uint64_t>(), number = unpacker.get<uint64_t>();
   const auto mode = unpacker.get<LaunchMode>();
-  const checkop_kernel& kernel = *plugins.at(plugin).kernels.at(number);
-  Call call(unpacker, kernel, windows, &lane.comm, gpu ? gpu->stream() : nullptr);
-  lane.comm.rank = call.get()->rank;
-  lane.comm.world_size = call.get()->world_size;
-  if (request == Request::workspace) return answer(Answer::bytes, uint64_t{kernel.workspace_bytes(call.get())});
-  return launch(kernel, call, mode);
+  const auto count = unpacker.get<uint64_t>();
+  const auto cover_us = unpacker.get<double>();
+  std::vector<std::unique_ptr<Call>> calls(unpacker.count());
+  const checkop_kernel* const kernel = calls.empty() ? nullptr : plugins.at(plugin).kernels.at(number);
+  for (std::unique_ptr<Call>& call : calls) {
+    call = std::make_unique<Call>(unpacker, *kernel, windows, &lane.comm, gpu ? gpu->stream() : nullptr);
+    lane.comm.rank = call->get()->rank;
+    lane.comm.world_size = call->get()->world_size;
+  }
+  if (request == Request::workspace)
+    return answer(Answer::bytes, uint64_t{kernel->workspace_bytes(calls.at(0)->get())});
+  Launches launches{kernel, calls, count};
+  if (request == Request::turns) return take_turns(std::move(launches), cover_us, lane.socket);
+  if (gpu) {
+    launches.on_gpu(
+        [&] { gpu->run(std::string("run of '") + kernel->name + "'", mode, [&] { return launches.run(); }); });
+  } else {
+    launches.run();
+  }
+  return launches.answer();
+}
+
+void open_gate(const Descriptor& page) {
+  void* const memory = mmap(nullptr, sizeof(Gate), PROT_READ | PROT_WRITE, MAP_SHARED, page.get(), 0);
+  if (memory == MAP_FAILED) throw WireError("the gate can't be mapped");
+  gate = static_cast<Gate*>(memory);
 }
 
 /// Before the first plugin runs: what they load is known, and the rest of the machine is closed to them.
-void load(Unpacker& unpacker) {
-  std::vector<std::string> paths;
+void enter(Unpacker& unpacker) {
   SandboxRules rules;
   for (uint64_t n = unpacker.count(); n > 0; --n) paths.emplace_back(unpacker.text());
   const auto index = unpacker.get<int32_t>();
@@ -186,7 +260,6 @@ void load(Unpacker& unpacker) {
     gpu = open_guest_device(index);
     windows.lie_on(*gpu);
   }
-  for (const std::string& path : paths) plugins.push_back(open_plugin(path));
 }
 
 Packer table_of_plugins() {
@@ -206,20 +279,32 @@ Packer table_of_plugins() {
 
 void serve(int socket);
 
-Packer answer_to(const std::string& message, Lane& lane, std::vector<Descriptor>& descriptors) {
+/// Nothing where the gate says all.
+std::optional<Packer> answer_to(const std::string& message, Lane& lane, std::vector<Descriptor>& descriptors) {
   Unpacker unpacker(message);
   switch (const auto request = unpacker.get<Request>()) {
-    case Request::load:
+    case Request::enter:
       try {
-        load(unpacker);
+        enter(unpacker);
       } catch (const InputError& e) {
         return answer(Answer::refused, std::string(e.what()));
       } catch (const EnvironmentError& e) {
         return answer(Answer::no_device, std::string(e.what()));
       }
+      return answer(Answer::bytes, uint64_t{0});
+    case Request::load:
+      try {
+        for (const std::string& path : paths) plugins.push_back(open_plugin(path));
+      } catch (const InputError& e) {
+        return answer(Answer::refused, std::string(e.what()));
+      }
       std::thread(serve, kControl).detach();
       return table_of_plugins();
+    case Request::gate:
+      open_gate(descriptors.at(0));
+      return answer(Answer::bytes, uint64_t{0});
     case Request::launch:
+    case Request::turns:
     case Request::workspace:
       return guarded([&] { return call_kernel(request, unpacker, lane, descriptors); });
     case Request::drop:
@@ -239,9 +324,9 @@ void serve(int socket) {
     Lane lane{{sizeof(checkop_host_comm), 0, 1, all_gather, barrier, error_of}, socket, ""};
     std::string message;
     for (std::vector<Descriptor> descriptors; receive(socket, message, descriptors, kAnyLength); descriptors.clear()) {
-      const Packer packed = answer_to(message, lane, descriptors);
+      const std::optional<Packer> packed = answer_to(message, lane, descriptors);
       fflush(stdout);  // what the plugin printed belongs to this case
-      if (!send(socket, packed.bytes())) _exit(1);
+      if (packed && !send(socket, packed->bytes())) _exit(1);
     }
   } catch (const std::exception& e) {
     const std::string text = std::string("check_operator, process of plugins: ") + e.what() + "\n";

@@ -3,6 +3,7 @@
 // Nothing of an answer but its kind counts as evidence: texts are shown to people.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -18,8 +19,12 @@ namespace checkop::host {
 inline constexpr int kOwner = 3, kControl = 4;
 
 enum class Request : uint8_t {
-  load,       ///< the plugins at these paths, for this GPU; answered by `table`, `refused` or `no_device`
-  launch,     ///< a kernel in a mode; the windows to let go and to map come first
+  enter,   ///< the sandbox for the plugins at these paths, and this GPU; answered by `bytes`, `refused` or `no_device`
+  load,    ///< these plugins; answered by `table` or `refused`
+  gate,    ///< the page of a Gate, which comes with it; it and empty `turns` may come before `load`
+  launch,  ///< a kernel in a mode; the windows to let go and to map come first
+  turns,   ///< many launches of a kernel, on several calls in turns, which wait at the gate; answered by `ready`, and
+           ///< once more where one does not end with CHECKOP_OK, as `launch`
   workspace,  ///< how many bytes a kernel wants
   drop,       ///< windows to let go
   lane,       ///< serve one more connection, in a thread
@@ -29,6 +34,7 @@ enum class Answer : uint8_t {
   table,         ///< of the plugins
   refused,       ///< they can't be loaded: a text
   done,          ///< status, message
+  ready,         ///< the launches wait at the gate
   bytes,         ///< of a workspace
   no_memory,     ///< the function threw std::bad_alloc
   threw,         ///< the function threw an exception with this text
@@ -56,6 +62,20 @@ struct Window {
   uint64_t offset, bytes;
   bool is_writable;
 };
+
+/// A page on which the owner begins launches and sees their end, without a way through the system. The owner takes
+/// nothing from it but that they ended.
+struct Gate {
+  alignas(64) std::atomic<uint64_t> begin;  ///< of the owner: a number that nobody knew before
+  alignas(64) std::atomic<uint64_t> beats;  ///< of the process: goes up while it waits
+  alignas(64) std::atomic<uint64_t> end;    ///< of the process: `begin`, once what was begun is done
+  std::atomic<uint64_t> is_answered;        ///< before `end`: whether an answer follows
+  std::atomic<uint64_t> claimed_ns;         ///< before `end`: how long they took by the process's own account, on a GPU
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+/// Whether Gate::begin begins a pass without launches, which warms the way that the launches take; another follows.
+inline bool is_dry(uint64_t number) { return number % 2 == 0; }
 
 /// A message under construction.
 class Packer {

@@ -77,10 +77,11 @@ std::string describe_broken(const ReportDiff::Change& change) {
 std::string plural(size_t n, const char* one, const char* many) { return fmt::format("{} {}", n, n == 1 ? one : many); }
 
 std::string summary(const ReportDiff& diff, double factor, bool allow_gone) {
-  return fmt::format("{}: {}, {} beyond {:g}x, {}, {}, {} added, {} still failing; {} in both",
+  return fmt::format("{}: {}{}, {} beyond {:g}x, {}, {}, {} added, {} still failing; {} in both",
                      diff.in_both == 0            ? "nothing to compare"
                      : diff.regressed(allow_gone) ? "worse"
                                                   : "not worse",
+                     diff.incomplete ? "the later run is incomplete, " : "",
                      plural(diff.broken.size(), "new failure", "new failures"),
                      plural(diff.losses.size(), "headroom lost", "headrooms lost"), factor,
                      plural(diff.gone.size(), "check gone", "checks gone"),

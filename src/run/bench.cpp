@@ -15,6 +15,7 @@
 
 #include "base/clock.hpp"
 #include "case/rank_parts.hpp"
+#include "run/plugin_host.hpp"
 #include "run/stage.hpp"
 
 namespace checkop {
@@ -40,9 +41,10 @@ struct Contender {
   std::vector<std::vector<Tensor>>* outputs;  ///< of BenchData
   std::unique_ptr<Stage> burst = {};          ///< its inputs are shared between candidates, as are those of `sets`
   std::vector<std::unique_ptr<Stage>> sets = {};
-  std::vector<Digests> digests = {};  ///< of the outputs that are kept, by data set; empty: of none yet
-  double cover_us = 0;                ///< for one launch; see Device::time_ms()
-  int64_t differing = 0;              ///< launches whose outputs are not those that are kept
+  std::vector<Digests> digests = {};   ///< of the outputs that are kept, by data set; empty: of none yet
+  double cover_us = 0;                 ///< for one launch; see Device::time_ms()
+  std::vector<double> unseen_ms = {};  ///< of the latest kind of timing; see PluginHost::Timed
+  int64_t differing = 0;               ///< launches whose outputs are not those that are kept
 
   bool is_ok() const { return run->status == RunStatus::ok; }
   size_t data_sets() const { return digests.size(); }
@@ -78,7 +80,9 @@ void attempt(Contender& contender, const std::function<void()>& body) {
     body();
   } catch (const Stopped& stopped) {
     contender.run->status = stopped.status;
-    contender.run->message = stopped.message;
+    contender.run->message = !stopped.modified_input.empty()    ? "input: " + stopped.modified_input
+                             : !stopped.guard_violation.empty() ? "guard: " + stopped.guard_violation
+                                                                : stopped.message;
   }
 }
 
@@ -110,6 +114,8 @@ class Timing {
   void time_burst();
   void make_sets();
   double time_chain(Contender& contender, int64_t count);
+  void note_unseen_of_empty(const std::function<void()>& prepare);
+  void charge_unseen(const Contender& contender, std::vector<double>& samples, int64_t launches) const;
   void take_chain(Contender& contender, int64_t count, const std::string& launch);
   void change_data_amid_chain(Contender& contender);
   void time_sustained();
@@ -121,6 +127,7 @@ class Timing {
   std::vector<Contender>& contenders_;
   std::vector<std::vector<BufferPtr>> inputs_{data_.inputs.size()};  ///< by data set; empty: not made yet
   std::mt19937_64 random_{std::random_device{}()};
+  std::vector<double> unseen_ms_;  ///< as of the contenders, of a process without plugins
 };
 
 std::vector<BufferPtr> Timing::make_inputs(size_t data) {
@@ -250,14 +257,18 @@ void Timing::time_burst() {
           device_.flush_cache();
           stage.poison_element(poison, random_());  // what a thread or another stream did meanwhile is spoilt
         };
-        const double ms = stage.time_ms(1, contender.cover_us, /*flush_ranks=*/true, prepare);
+        double unseen_ms = 0;
+        const double ms = stage.time_ms(1, contender.cover_us, /*flush_ranks=*/true, prepare, unseen_ms);
         contender.run->burst_ms.push_back(std::max(kLeastMs, ms));
+        contender.unseen_ms.push_back(unseen_ms);
         note_ranks(contender, stage, &BenchRank::burst_ms);
         take(contender, stage, data, fmt::format("burst launch {}", i + 1));
       });
     }
+    note_unseen_of_empty([&] { device_.flush_cache(); });
   }
   for (Contender& contender : contenders_) {
+    charge_unseen(contender, contender.run->burst_ms, 1);
     if (contender.is_ok()) take_memory(contender, *contender.burst, static_cast<size_t>(plan_.repeats) % n);
     contender.burst.reset();
   }
@@ -276,11 +287,33 @@ void Timing::make_sets() {
   for (Contender& contender : contenders_) {
     attempt(contender, [&] {
       for (const auto& set : contender.sets) set->poison(drawn_poison());
-      for (const auto& set : contender.sets) set->time_ms(1, 0, /*flush_ranks=*/false, [] {});
+      double unseen_ms = 0;
+      for (const auto& set : contender.sets)
+        set->time_ms(
+            1, 0, /*flush_ranks=*/false, [] {}, unseen_ms);
       take_chain(contender, std::ssize(contender.sets), "the first launch on its buffers");
       warm_up(contender, *contender.sets[0]);
     });
   }
+}
+
+/// Takes a sample of what a process can do unseen, if the candidates have processes of their own.
+void Timing::note_unseen_of_empty(const std::function<void()>& prepare) {
+  PluginHost* const host = PluginHost::of(*contenders_.front().candidate->kernel);
+  if (host != nullptr && !is_tensor_parallel(case_)) unseen_ms_.push_back(host->unseen_ms_of_empty(prepare));
+}
+
+/// What a candidate's process may do unseen, beyond what an empty one would, is time of its launches: it may have begun
+/// before the clock, or gone on behind it. Each sample pays its own: work that runs ahead of some launches only would
+/// hide from a median.
+void Timing::charge_unseen(const Contender& contender, std::vector<double>& samples, int64_t launches) const {
+  constexpr double kMoreThanEmpty = 2;  // for more threads to wake and to stop
+  constexpr double kLaunchMs = 0.1;     // of launching on a GPU, which no time has
+  if (!contender.is_ok() || unseen_ms_.empty()) return;
+  // A low quantile: on a busy machine a process without plugins often waits for a processor, too.
+  const double allowed = kMoreThanEmpty * quantile(unseen_ms_, 0.2) + (device_.info().kind == "cpu" ? 0 : kLaunchMs);
+  for (size_t i = 0; i < samples.size(); ++i)
+    samples[i] += std::max(0.0, contender.unseen_ms[i] - allowed) / static_cast<double>(launches);
 }
 
 /// Milliseconds per launch, of `count` launches back to back.
@@ -288,12 +321,14 @@ double Timing::time_chain(Contender& contender, int64_t count) {
   const auto poison = [&] {
     for (const auto& set : contender.sets) set->poison(drawn_poison());
   };
-  if (contender.sets.size() == 1)
-    return std::max(kLeastMs, contender.sets[0]->time_ms(count, contender.cover_us, /*flush_ranks=*/false, poison));
-  const auto chain = [&] {
-    for (int64_t i = 0; i < count; ++i) contender.sets[static_cast<size_t>(i) % contender.sets.size()]->enqueue();
-  };
-  return std::max(kLeastMs, device_.time_ms(chain, contender.cover_us, poison) / static_cast<double>(count));
+  double& unseen_ms = contender.unseen_ms.emplace_back();
+  if (contender.sets.size() == 1) {
+    return std::max(kLeastMs,
+                    contender.sets[0]->time_ms(count, contender.cover_us, /*flush_ranks=*/false, poison, unseen_ms));
+  }
+  std::vector<Stage*> stages;
+  for (const auto& set : contender.sets) stages.push_back(set.get());
+  return std::max(kLeastMs, Stage::time_turns_ms(stages, count, contender.cover_us, poison, unseen_ms));
 }
 
 /// Takes the outputs of the last one of `count` launches on each set of buffers.
@@ -303,19 +338,20 @@ void Timing::take_chain(Contender& contender, int64_t count, const std::string& 
 }
 
 /// A chain in which one set of buffers gets other data between two launches, and one a poisoned element: who answers by
-/// address, or finds the answer where it left it, is caught.
+/// address, or finds the answer where it left it, is caught. So does the set of the last launch: who works when a call
+/// has returned is caught.
 void Timing::change_data_amid_chain(Contender& contender) {
   const size_t n = contender.sets.size();
   const size_t at = n + random_() % n, set = at % n, other = (set + 1) % data_.inputs.size();
-  const size_t poisoned_at = 2 * n + random_() % n;
+  const size_t last = 3 * n - 1, poisoned_at = 2 * n + random_() % n;
   const bool exchanges = other != set;
   inputs_of(other);
-  for (size_t i = 0; i < 3 * n; ++i) {
+  for (size_t i = 0; i <= last; ++i) {
     if (i == at) {
       for (size_t k = 0; exchanges && k < inputs_[set].size(); ++k)
         if (inputs_[set][k]) inputs_[set][k]->take_given(*inputs_of(other)[k]);
     }
-    if (i == poisoned_at) contender.sets[i % n]->poison_element(drawn_poison(), random_());
+    if (i == poisoned_at || i == last) contender.sets[i % n]->poison_element(drawn_poison(), random_());
     contender.sets[i % n]->enqueue();
   }
   device_.synchronize("other data amid launches back to back");
@@ -334,8 +370,10 @@ void Timing::time_sustained() {
       double launch_ms = time_chain(contenders_[i], 1);
       if (launch_ms < round_ms / 20) launch_ms = time_chain(contenders_[i], 20);
       counts[i] = static_cast<int64_t>(std::clamp(round_ms / launch_ms, 1.0, 1e5));
+      contenders_[i].unseen_ms.clear();
     });
   }
+  unseen_ms_.clear();
   const int odd_round = static_cast<int>(random_() % kSustainedRounds);
   for (int round = 0; round < kSustainedRounds; ++round) {
     for (size_t i = 0; i < contenders_.size(); ++i) {
@@ -347,7 +385,10 @@ void Timing::time_sustained() {
         take_chain(contenders_[i], counts[i], fmt::format("the last launch of sustained round {}", round + 1));
       });
     }
+    note_unseen_of_empty([] {});
   }
+  for (size_t i = 0; i < contenders_.size(); ++i)
+    charge_unseen(contenders_[i], contenders_[i].run->sustained_ms, counts[i]);
   for (Contender& contender : contenders_) {
     for (size_t set = 0; contender.is_ok() && set < contender.sets.size(); ++set)
       take_memory(contender, *contender.sets[set], set);

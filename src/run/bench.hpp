@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times candidates on one case: interleaved in one process, with a flushed cache, and keeps what they answered; and
-// statistics of timings.
+// Times candidates on one case: interleaved, with a flushed cache, and keeps what they answered; and statistics of
+// timings.
 #pragma once
 
 #include <string>
@@ -64,14 +64,14 @@ struct BenchResult {
 /// Times `candidates` on `c` in turns. A candidate that can't run is left out; its BenchRun says why. Never throws for
 /// errors of a candidate.
 ///   burst      after a warm-up, one launch between two events. Before it the stream waits while the host launches,
-///   gets
-///              the next data set and poisoned outputs, and flushes the cache by reading. A data set is used for a
+///              gets the next data set and poisoned outputs, and flushes the cache by reading. A data set is used for a
 ///              second time only after all others, and never in the warm-up unless it is the only one
 ///   sustained  back-to-back launches without flush, on alternating sets of buffers with data of their own, enough to
 ///              leave the cache (at most 16); kSustainedRounds rounds, with all candidates in turns in each. Before a
 ///              round outputs are poisoned. Beside the rounds, data change amid a chain that is not timed
 /// The outputs of the first launch on a data set are kept in `data`, whose shape says how many. The digest of every
-/// other launch's outputs, or of the last one's on the same buffers in a round, is compared with theirs.
+/// other launch's outputs, or of the last one's on the same buffers in a round, is compared with theirs. A candidate in
+/// a process of its own is timed by PluginHost::time(), and its process is stopped while anything else happens.
 BenchResult bench_candidates(Device& device, const std::vector<const Candidate*>& candidates, const Case& c,
                              BenchData& data, const BenchPlan& plan);
 

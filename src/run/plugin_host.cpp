@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <linux/futex.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -13,14 +14,18 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <new>
 #include <optional>
+#include <random>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/host_memory.hpp"
 #include "base/paths.hpp"
@@ -34,6 +39,7 @@ namespace checkop {
 namespace {
 
 using host::Answer;
+using host::Gate;
 using host::Harm;
 using host::Packer;
 using host::Request;
@@ -86,6 +92,26 @@ int become(const char* path, char* const* environment, int socket, int control) 
 
 }  // namespace
 
+/// While one lives, the process runs.
+class PluginHost::Running {
+ public:
+  explicit Running(PluginHost& host) : host_(host) {
+    if (host_.use_ != Use::times) return;
+    const std::lock_guard lock(host_.running_mutex_);
+    if (host_.running_++ == 0) host_.child_.resume();
+  }
+  ~Running() {
+    if (host_.use_ != Use::times) return;
+    const std::lock_guard lock(host_.running_mutex_);
+    if (--host_.running_ == 0) host_.child_.pause();
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  PluginHost& host_;
+};
+
 /// `entry` must be the first member: a call's `kernel` points to it.
 struct PluginHost::Kernel {
   checkop_kernel entry;
@@ -95,16 +121,20 @@ struct PluginHost::Kernel {
   std::array<std::optional<std::string>, 4> texts;  ///< that entry points to
 };
 
-PluginHost::PluginHost(const std::vector<std::string>& paths, const std::string& folder, Device& device)
+PluginHost::PluginHost(const std::vector<std::string>& paths, const std::string& folder, Device& device,
+                       std::shared_ptr<SharedMemory> shared, Use use, std::shared_ptr<PluginHost> empty)
     : paths_(paths),
       folder_(folder),
       device_(device),
-      shared_(device.share_blocks()),
+      shared_(std::move(shared)),
       memory_bytes_(device.info().memory_bytes),
-      gpu_(device.info().kind == "cuda" ? device.info().index : host::kNoGpu) {
+      gpu_(device.info().kind == "cuda" ? device.info().index : host::kNoGpu),
+      use_(use),
+      empty_(std::move(empty)) {
   for (const std::string& path : paths) require_plugin_file(path);
   start();
-  shared_->before_large_block([this] { drop_freed(); });
+  bytes_at_start_ = memory();
+  shared_->before_large_block(this, [this] { drop_freed(); });
 }
 
 /// Starts the process, in place of the one there was.
@@ -128,11 +158,14 @@ void PluginHost::start() {
   mapped_.clear();
 
   Packer request;
-  request.put(Request::load).put(uint64_t{paths_.size()});
+  request.put(Request::enter).put(uint64_t{paths_.size()});
   for (const std::string& each : paths_) request.text(each);
   request.put(gpu_).text(folder_);
   try {
-    read_table(ask(nullptr, request.bytes(), {}));
+    const std::string entered = ask(nullptr, request.bytes(), {});
+    if (Unpacker(entered).get<Answer>() != Answer::bytes) read_table(entered);  // which says why not
+    if (use_ == Use::times) make_gate();
+    read_table(ask(nullptr, Packer().put(Request::load).bytes(), {}));
   } catch (const Stopped& stopped) {
     throw InputError(fmt::format("worker for {}", fmt::join(paths_, ", ")), stopped.message,
                      "it crashes while it is loaded");
@@ -145,11 +178,11 @@ std::optional<std::string> PluginHost::end() {
   return why_it_ended().message;
 }
 
-PluginHost::~PluginHost() { shared_->before_large_block({}); }
+PluginHost::~PluginHost() { shared_->forget_user(this); }
 
-void PluginHost::limit_memory(uint64_t has, uint64_t bytes) {
+void PluginHost::limit_memory(uint64_t bytes, bool from_start) {
   allowed_bytes_ = bytes;
-  if (child_.is_started()) limit_process_memory(child_.id(), has, bytes);
+  if (child_.is_started()) limit_process_memory(child_.id(), from_start ? bytes_at_start_ : memory(), bytes);
 }
 
 void PluginHost::read_table(const std::string& message) {
@@ -212,6 +245,7 @@ Descriptor PluginHost::take_lane() {
 
 /// A request that no kernel answers. Call it with the mutex held.
 void PluginHost::control(const std::string& request, const std::vector<int>& descriptors) {
+  const Running running(*this);
   std::string answer;
   std::vector<Descriptor> none;
   if (!host::send(control_.get(), request, descriptors) || !host::receive(control_.get(), answer, none, kLongestText))
@@ -259,6 +293,7 @@ void PluginHost::stop_after_end() {
 
 /// The answer to a request, after all exchanges between ranks. Throws Stopped where the process ends.
 std::string PluginHost::ask(const checkop_call* call, const std::string& request, const std::vector<int>& descriptors) {
+  const Running running(*this);
   Descriptor lane = take_lane();
   std::string answer;
   std::vector<Descriptor> none;
@@ -296,8 +331,14 @@ void PluginHost::drop_freed() {
 
 /// Numbers of windows that are mapped and whose blocks are no more.
 std::vector<uint64_t> PluginHost::take_gone() {
-  std::vector<uint64_t> gone = shared_->take_freed();
-  std::erase_if(gone, [this](uint64_t number) { return mapped_.erase(number) == 0; });
+  std::vector<uint64_t> gone;
+  if (std::exchange(frees_, shared_->frees()) == shared_->frees()) return gone;
+  std::erase_if(mapped_, [&](const auto& entry) {
+    const auto& [number, window] = entry;
+    if (shared_->has(window.begin, number)) return false;
+    gone.push_back(number);
+    return true;
+  });
   return gone;
 }
 
@@ -311,10 +352,10 @@ PluginHost::Window PluginHost::describe(const Kernel& kernel, const checkop_call
     int64_t elements = 1;  // up to the last one, by its strides
     for (int32_t d = 0; d < input.rank; ++d) elements += (input.shape[d] - 1) * input.strides[d];
     for (int32_t d = 0; d < input.rank; ++d) elements = input.shape[d] == 0 ? 0 : elements;
-    return {std::string(kernel.pass->inputs[static_cast<size_t>(i)].name),
+    return {block.begin, std::string(kernel.pass->inputs[static_cast<size_t>(i)].name),
             static_cast<const std::byte*>(pointer) - block.begin, elements * width, width};
   }
-  return {};
+  return {block.begin};
 }
 
 /// A descriptor of an arena, for the process.
@@ -326,18 +367,18 @@ Descriptor PluginHost::open_arena(int64_t id) {
   }
 }
 
-/// The request to run a kernel on a call, and the memory that it needs.
-std::string PluginHost::pack(Request what, const Kernel& kernel, const checkop_call& call,
-                             std::vector<Descriptor>& memory) {
+/// The request to run a kernel on calls, and the memory that it needs.
+std::string PluginHost::pack(Request what, const Kernel& kernel, const Turns& turns, std::vector<Descriptor>& memory) {
   const std::lock_guard lock(mutex_);
   Packer windows;
   uint64_t n_windows = 0;
   std::map<int64_t, uint64_t> arenas;  // position in `memory` by id
+  const checkop_call* current = nullptr;
   const auto place = [&](const void* pointer) -> host::Place {
     if (pointer == nullptr) return {};
     const SharedMemory::Block& block = shared_->block_at(pointer);
-    if (const auto [window, added] = mapped_.emplace(block.number, Window{}); added) {
-      if (block.access == Access::read) window->second = describe(kernel, call, pointer, block);
+    if (const auto [window, added] = mapped_.emplace(block.number, Window{block.begin}); added) {
+      if (block.access == Access::read) window->second = describe(kernel, *current, pointer, block);
       const auto [position, is_new] = arenas.emplace(block.arena, memory.size());
       if (is_new) memory.push_back(open_arena(block.arena));
       windows.put(
@@ -348,44 +389,65 @@ std::string PluginHost::pack(Request what, const Kernel& kernel, const checkop_c
     return {block.number, static_cast<uint64_t>(static_cast<const std::byte*>(pointer) - block.begin)};
   };
   const std::vector<uint64_t> gone = take_gone();
-  Packer packed_call;
-  host::pack_call(packed_call, call, place);
+  Packer packed_calls;
+  for (const checkop_call* call : turns.calls) host::pack_call(packed_calls, *(current = call), place);
   Packer request;
   request.put(what).put(uint64_t{gone.size()});
   for (const uint64_t number : gone) request.put(number);
   request.put(n_windows).append(windows).put(kernel.plugin).put(kernel.number).put(device_.mode_elsewhere());
-  request.append(packed_call);
+  request.put(static_cast<uint64_t>(turns.count)).put(turns.cover_us);
+  request.put(uint64_t{turns.calls.size()}).append(packed_calls);
   return request.bytes();
 }
+
+/// Calls `body`, and ends the process where it can't read an answer: what it says means nothing from then on.
+template <class Body>
+auto PluginHost::believing_no_nonsense(const Body& body) {
+  try {
+    return body();
+  } catch (const WireError& e) {
+    child_.kill();
+    throw Stopped{RunStatus::crashed, fmt::format("its answer can't be read: {}", e.what())};
+  }
+}
+
+namespace {
+
+std::vector<int> numbers_of(const std::vector<Descriptor>& memory) {
+  std::vector<int> numbers;
+  for (const Descriptor& each : memory) numbers.push_back(each.get());
+  return numbers;
+}
+
+}  // namespace
 
 /// Runs a function of a kernel. Throws what the function threw, or Stopped.
 std::string PluginHost::call(Request what, const checkop_call& call, Answer wanted) {
   const auto& kernel = *reinterpret_cast<const Kernel*>(call.kernel);
-  try {
+  return believing_no_nonsense([&] {
     std::vector<Descriptor> memory;
-    const std::string request = pack(what, kernel, call, memory);
-    std::vector<int> descriptors;
-    for (const Descriptor& each : memory) descriptors.push_back(each.get());
-    std::string answer = ask(&call, request, descriptors);
-    Unpacker unpacker(answer);
-    const auto kind = unpacker.get<Answer>();
-    if (kind == Answer::no_memory) throw std::bad_alloc();
-    if (kind == Answer::threw) throw std::runtime_error(shown(unpacker.text()));
-    if (kind == Answer::threw_other) throw 0;
-    if (kind == Answer::no_mode) throw LaunchModeUnsupported(shown(unpacker.text()));
-    if (kind == Answer::device_error) {
-      const auto harm = unpacker.get<Harm>();
-      const std::string text = shown(unpacker.text());
-      if (harm == Harm::lost) throw why_lost(what, call, text);
-      if (harm == Harm::no_memory) throw OutOfMemory(text);
-      throw DeviceError(text, /*sticky=*/false);
-    }
-    if (kind != wanted) throw WireError("no such answer was expected");
-    return answer;
-  } catch (const WireError& e) {
-    child_.kill();  // what it says means nothing from now on
-    throw Stopped{RunStatus::crashed, fmt::format("its answer can't be read: {}", e.what())};
+    const std::string request = pack(what, kernel, {{&call}, 1, 0}, memory);
+    return checked(what, call, wanted, ask(&call, request, numbers_of(memory)));
+  });
+}
+
+/// The answer, if it is of the wanted kind. Otherwise throws what the function threw, or Stopped.
+std::string PluginHost::checked(Request what, const checkop_call& call, Answer wanted, std::string answer) {
+  Unpacker unpacker(answer);
+  const auto kind = unpacker.get<Answer>();
+  if (kind == Answer::no_memory) throw std::bad_alloc();
+  if (kind == Answer::threw) throw std::runtime_error(shown(unpacker.text()));
+  if (kind == Answer::threw_other) throw 0;
+  if (kind == Answer::no_mode) throw LaunchModeUnsupported(shown(unpacker.text()));
+  if (kind == Answer::device_error) {
+    const auto harm = unpacker.get<Harm>();
+    const std::string text = shown(unpacker.text());
+    if (harm == Harm::lost) throw why_lost(what, call, text);
+    if (harm == Harm::no_memory) throw OutOfMemory(text);
+    throw DeviceError(text, /*sticky=*/false);
   }
+  if (kind != wanted) throw WireError("no such answer was expected");
+  return answer;
 }
 
 /// A kernel's access to memory ended the process's use of its device, which does not tell where. If it does so again
@@ -416,23 +478,147 @@ Stopped PluginHost::why_lost(Request what, const checkop_call& call, const std::
   return lost;
 }
 
-checkop_status PluginHost::launch(const checkop_call* call) {
-  const auto& kernel = *reinterpret_cast<const Kernel*>(call->kernel);
-  const std::string answer = kernel.owner->call(Request::launch, *call, Answer::done);
+/// The status in an answer to a launch, whose message becomes that of the call.
+int PluginHost::status_of(const std::string& answer, const checkop_call& call) {
   Unpacker unpacker(answer);
   unpacker.get<Answer>();
-  try {
-    const auto status = unpacker.get<int>();
-    const std::string_view message = unpacker.text();
-    if (call->message_bytes > 0) {
-      const size_t n = std::min(message.size(), call->message_bytes);  // one more byte is there than a kernel is told
-      std::memcpy(call->message, message.data(), n);
-      call->message[n] = '\0';
-    }
-    return static_cast<checkop_status>(status);
-  } catch (const WireError& e) {
-    throw Stopped{RunStatus::crashed, fmt::format("its answer can't be read: {}", e.what())};
+  const auto status = unpacker.get<int>();
+  const std::string_view message = unpacker.text();
+  if (call.message_bytes > 0) {
+    const size_t n = std::min(message.size(), call.message_bytes);  // one more byte is there than a kernel is told
+    std::memcpy(call.message, message.data(), n);
+    call.message[n] = '\0';
   }
+  return status;
+}
+
+checkop_status PluginHost::launch(const checkop_call* call) {
+  PluginHost& owner = *reinterpret_cast<const Kernel*>(call->kernel)->owner;
+  return owner.believing_no_nonsense(
+      [&] { return static_cast<checkop_status>(status_of(owner.call(Request::launch, *call, Answer::done), *call)); });
+}
+
+// --- times ---
+
+namespace {
+
+uint64_t number_that_nobody_knows() {
+  std::random_device random;
+  return uint64_t{random()} << 32 | random();
+}
+
+}  // namespace
+
+PluginHost* PluginHost::of(const checkop_kernel& kernel) {
+  return kernel.launch == &PluginHost::launch ? reinterpret_cast<const Kernel&>(kernel).owner : nullptr;
+}
+
+/// Waits until done() is true, as closely as a busy machine lets it. Throws Stopped where the process ends.
+template <class Done>
+void PluginHost::wait_until(const Done& done) {
+  constexpr int kLooks = 64;
+  constexpr std::chrono::milliseconds kSpin{2};  // from then on it sleeps: the candidate may use all processors
+  constexpr timespec kLookAgain{0, 20'000'000};
+  const auto start = Clock::now();
+  auto seen_alive = start;
+  for (int i = 1; !done(); ++i) {
+    if (i % kLooks != 0) continue;
+    const auto now = Clock::now();
+    if (now - start < kSpin) {
+      std::this_thread::yield();  // the candidate may use all processors
+    } else {
+      const auto* const end = reinterpret_cast<const uint32_t*>(&gate_->end);
+      const auto seen = static_cast<uint32_t>(gate_->end.load(std::memory_order_acquire));
+      if (!done()) syscall(SYS_futex, end, FUTEX_WAIT, seen, &kLookAgain, nullptr, 0);
+    }
+    if (now - seen_alive < std::chrono::milliseconds(1)) continue;
+    seen_alive = now;
+    if (!child_.is_alive() && !done()) stop_after_end();
+  }
+}
+
+/// Has the process wait at the gate and run a request of Request::turns. `answer` is what it says besides.
+PluginHost::Timed PluginHost::take_turns(const std::string& request, const std::vector<int>& descriptors,
+                                         double cover_us, const std::function<void()>& prepare, std::string& answer) {
+  std::vector<Descriptor> none;
+  answer.clear();
+  std::optional<Running> running(*this);
+  Descriptor lane = take_lane();
+  const auto listen = [&] {
+    if (!host::receive(lane.get(), answer, none, kLongestAnswer)) stop_after_end();
+  };
+  const auto give_back = [&] {
+    const std::lock_guard lock(mutex_);
+    lanes_.push_back(std::move(lane));
+  };
+  if (!host::send(lane.get(), request, descriptors)) stop_after_end();
+  listen();
+  if (Unpacker(answer).get<Answer>() != Answer::ready) {
+    give_back();
+    return {};
+  }
+  answer.clear();
+  running.reset();
+  prepare();
+  device_.synchronize("what comes before launches that are timed");
+  const auto pass_ms = [&](uint64_t number) {
+    const auto begin = Clock::now();
+    gate_->begin.store(number, std::memory_order_release);
+    wait_until([&] { return gate_->end.load(std::memory_order_acquire) == number; });
+    return ms_since(begin);
+  };
+  const uint64_t beats = gate_->beats, dry = number_that_nobody_knows() & ~uint64_t{1};
+  const uint64_t number = number_that_nobody_knows() | 1;
+  const auto woken = Clock::now();
+  running.emplace(*this);
+  wait_until([&] { return gate_->beats.load(std::memory_order_relaxed) != beats; });
+  pass_ms(dry);
+  const double seen_ms = pass_ms(number);
+  running.reset();
+  const double most_ms = ms_since(woken) - cover_us / 1e3;
+  if (gate_->is_answered != 0) {
+    running.emplace(*this);
+    listen();
+  }
+  give_back();
+  // On a GPU by the events of the other process. What it leaves out is unseen.
+  const double ms = gpu_ == host::kNoGpu ? seen_ms : static_cast<double>(gate_->claimed_ns) / 1e6;
+  return {CHECKOP_OK, ms, most_ms - ms};
+}
+
+/// The page on which launches that are timed begin and end.
+void PluginHost::make_gate() {
+  page_ = std::make_unique<Bytes>(sizeof(Gate));
+  gate_ = new (page_->data()) Gate{};
+  ask(nullptr, Packer().put(Request::gate).bytes(), {page_->fd()});
+}
+
+double PluginHost::unseen_ms_of_empty(const std::function<void()>& prepare) {
+  PluginHost& empty = *empty_;
+  return empty.believing_no_nonsense([&] {
+    Packer request;
+    constexpr uint64_t kNone = 0;  // windows to let go, to map; plugin, kernel
+    request.put(Request::turns).put(kNone).put(kNone).put(kNone).put(kNone).put(device_.mode_elsewhere());
+    request.put(kNone).put(double{0}).put(kNone);  // launches, cover, calls
+    std::string answer;
+    const Timed timed = empty.take_turns(request.bytes(), {}, 0, prepare, answer);
+    if (!answer.empty()) throw WireError("no answer was expected");
+    return timed.unseen_ms;
+  });
+}
+
+PluginHost::Timed PluginHost::time(const Turns& turns, const std::function<void()>& prepare) {
+  const checkop_call& first = *turns.calls.front();
+  const auto& kernel = *reinterpret_cast<const Kernel*>(first.kernel);
+  return believing_no_nonsense([&]() -> Timed {
+    std::vector<Descriptor> memory;
+    const std::string request = pack(Request::turns, kernel, turns, memory);
+    std::string answer;
+    Timed timed = take_turns(request, numbers_of(memory), turns.cover_us, prepare, answer);
+    if (!answer.empty())
+      timed.status = status_of(checked(Request::launch, first, Answer::done, std::move(answer)), first);
+    return timed;
+  });
 }
 
 size_t PluginHost::workspace_bytes(const checkop_call* call) {
@@ -447,6 +633,33 @@ size_t PluginHost::workspace_bytes(const checkop_call* call) {
   if (owner.allowed_bytes_ > 0 && bytes > owner.allowed_bytes_ && bytes <= owner.memory_bytes_)
     throw Stopped{RunStatus::no_memory, fmt::format("could not be prepared: a workspace of {}", format_bytes(bytes))};
   return bytes;
+}
+
+PluginHosts::PluginHosts(const std::vector<std::string>& paths, const std::string& folder, Device& device,
+                         PluginHost::Use use) {
+  const bool are_apart = use == PluginHost::Use::times;
+  const auto shared = device.share_blocks(are_apart ? Sharing::several_processes : Sharing::one_process);
+  if (!are_apart) hosts_.push_back(std::make_unique<PluginHost>(paths, folder, device, shared, use));
+  const auto empty =
+      are_apart ? std::make_shared<PluginHost>(std::vector<std::string>(), "", device, shared, use) : nullptr;
+  std::vector<std::vector<Candidate>> candidates;
+  for (size_t i = 0; are_apart && i < paths.size(); ++i) {
+    std::string own = folder;
+    if (!folder.empty()) std::filesystem::create_directory(own += fmt::format("/{}", i));
+    hosts_.push_back(std::make_unique<PluginHost>(std::vector{paths[i]}, own, device, shared, use, empty));
+  }
+  for (const auto& host : hosts_) candidates.push_back(host->candidates());
+  candidates_ = join_candidates(std::move(candidates));
+}
+
+std::optional<std::string> PluginHosts::end() {
+  for (const auto& host : hosts_)
+    if (auto end = host->end()) return end;
+  return {};
+}
+
+void PluginHosts::limit_memory(uint64_t bytes, bool from_start) {
+  for (const auto& host : hosts_) host->limit_memory(bytes, from_start);
 }
 
 }  // namespace checkop

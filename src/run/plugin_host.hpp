@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A process for plugins, and their kernels as they look to who owns the memory: launch() has that process run the
-// kernel on memory that it maps, inputs for reading only. What it did is judged by that memory alone.
+// kernel on memory that it maps, inputs for reading only. What it did is judged by that memory alone, and how long it
+// took by the owner's clock.
 #pragma once
 
 #include <cstdint>
@@ -19,36 +20,68 @@
 #include "device/plugin.hpp"
 #include "plugin_host/wire.hpp"
 #include "run/stage.hpp"
+#include "tensor/tensor.hpp"
 
 namespace checkop {
 
 /// The process, and its plugins' candidates. A launch throws Stopped where the process ends.
 class PluginHost {
  public:
+  /// What the process is for.
+  enum class Use : uint8_t {
+    checks,
+    times,  ///< it can be timed, and runs only as long as it is asked for something
+  };
+
   /// Starts the process and has it load the plugins, which may write to `folder` alone; "": to no file. The buffers of
-  /// `device` must come from its shared memory. Throws InputError as load_plugins() does and where a plugin ends the
-  /// process, EnvironmentError where there is no program for the process, or it can't use the device.
-  PluginHost(const std::vector<std::string>& paths, const std::string& folder, Device& device);
+  /// `device` must come from `shared`, its shared memory. Throws InputError as load_plugins() does and where a plugin
+  /// ends the process, EnvironmentError where there is no program for the process, or it can't use the device. `empty`
+  /// is a process without plugins to compare times with.
+  PluginHost(const std::vector<std::string>& paths, const std::string& folder, Device& device,
+             std::shared_ptr<SharedMemory> shared, Use use, std::shared_ptr<PluginHost> empty = {});
   ~PluginHost();
   PluginHost(const PluginHost&) = delete;
   PluginHost& operator=(const PluginHost&) = delete;
 
   const std::vector<Candidate>& candidates() const { return candidates_; }
 
+  /// The process that runs a kernel; nullptr: it is in this one.
+  static PluginHost* of(const checkop_kernel& kernel);
+
+  /// Launches of a kernel that are timed: on several calls in turns.
+  struct Turns {
+    std::vector<const checkop_call*> calls;
+    int64_t count;    ///< of all launches
+    double cover_us;  ///< on a GPU; see Device::time_ms()
+  };
+  struct Timed {
+    int status = CHECKOP_OK;  ///< of the launch that was not ok, whose message the first call has
+    double ms = 0;            ///< of all launches
+    /// What the process can do outside of that: from the signal that has it go on to its stop.
+    double unseen_ms = 0;
+  };
+  /// Calls `prepare` while the process is stopped, and lets it go on with the launches. Stops it again before it
+  /// returns, so that nothing is written after them. Of Use::times.
+  Timed time(const Turns& turns, const std::function<void()>& prepare);
+  /// Timed::unseen_ms of a process without plugins.
+  double unseen_ms_of_empty(const std::function<void()>& prepare);
+
   /// How the process ended, if it has: a thread of a kernel can outlive its call, and then crash.
   std::optional<std::string> end();
   /// Private memory of the process.
   uint64_t memory() const { return process_memory(child_.id()); }
-  /// Limits memory() to `has` + `bytes`, and workspaces to `bytes`.
-  void limit_memory(uint64_t has, uint64_t bytes);
+  /// Limits what memory() grows by, from now on or from the start, and workspaces, to `bytes`.
+  void limit_memory(uint64_t bytes, bool from_start);
 
  private:
   struct Kernel;
   /// What a window shows, where it is an input: `bytes` of elements of `width` bytes begin at `offset`.
   struct Window {
+    const std::byte* begin = nullptr;  ///< of the block
     std::string name = {};
     int64_t offset = 0, bytes = 0, width = 1;
   };
+  class Running;
 
   static Window describe(const Kernel& kernel, const checkop_call& call, const void* pointer,
                          const SharedMemory::Block& block);
@@ -58,7 +91,16 @@ class PluginHost {
 
   void read_table(const std::string& message);
   std::string call(host::Request what, const checkop_call& call, host::Answer wanted);
-  std::string pack(host::Request what, const Kernel& kernel, const checkop_call& call, std::vector<Descriptor>& memory);
+  std::string checked(host::Request what, const checkop_call& call, host::Answer wanted, std::string answer);
+  template <class Body>
+  auto believing_no_nonsense(const Body& body);
+  std::string pack(host::Request what, const Kernel& kernel, const Turns& turns, std::vector<Descriptor>& memory);
+  Timed take_turns(const std::string& request, const std::vector<int>& descriptors, double cover_us,
+                   const std::function<void()>& prepare, std::string& answer);
+  template <class Done>
+  void wait_until(const Done& done);
+  void make_gate();
+  static int status_of(const std::string& answer, const checkop_call& call);
   Descriptor open_arena(int64_t id);
   std::string ask(const checkop_call* call, const std::string& request, const std::vector<int>& descriptors);
   Descriptor take_lane();
@@ -78,14 +120,38 @@ class PluginHost {
   uint64_t memory_bytes_;  ///< of the machine
   int32_t gpu_;            ///< index, or kNoGpu
   ChildProcess child_;
-  bool may_write_inputs_ = false;      ///< a process that tells why another one lost its device
-  uint64_t allowed_bytes_ = 0;         ///< 0: no limit
+  Use use_;
+  std::unique_ptr<Bytes> page_;  ///< of the gate
+  host::Gate* gate_ = nullptr;
+  std::shared_ptr<PluginHost> empty_;
+  std::mutex running_mutex_;
+  int running_ = 0;                ///< requests that the process is at work on; of Use::times
+  bool may_write_inputs_ = false;  ///< a process that tells why another one lost its device
+  uint64_t allowed_bytes_ = 0;     ///< 0: no limit
+  uint64_t bytes_at_start_ = 0, frees_ = 0;
   std::mutex mutex_;                   ///< of what follows: ranks are threads
   std::optional<Stopped> stopped_;     ///< why the process ended, once somebody has seen it
   Descriptor control_;                 ///< for requests while kernels run
   std::vector<Descriptor> lanes_;      ///< connections that are free; a kernel has one for itself
   std::map<uint64_t, Window> mapped_;  ///< by the blocks' numbers
   std::vector<std::unique_ptr<Kernel>> kernels_;
+  std::vector<Candidate> candidates_;
+};
+
+/// The processes of a worker's plugins: one for all, or, for times, one for each, of which none runs while another
+/// does, and which have no memory and no folder in common that any of them may write to.
+class PluginHosts {
+ public:
+  /// As PluginHost does for all of them.
+  PluginHosts(const std::vector<std::string>& paths, const std::string& folder, Device& device, PluginHost::Use use);
+
+  const std::vector<Candidate>& candidates() const { return candidates_; }
+  /// How the first that ended did.
+  std::optional<std::string> end();
+  void limit_memory(uint64_t bytes, bool from_start);
+
+ private:
+  std::vector<std::unique_ptr<PluginHost>> hosts_;
   std::vector<Candidate> candidates_;
 };
 

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <exception>
 #include <new>
@@ -12,12 +13,23 @@
 
 #include "base/clock.hpp"
 #include "case/rank_parts.hpp"
+#include "run/plugin_host.hpp"
 #include "run/rank_group.hpp"
 
 namespace checkop {
 namespace {
 
 constexpr size_t kMessageBytes = 512;
+
+constexpr bool dtypes_have_their_codes() {
+  constexpr std::array kCodes{CHECKOP_F64, CHECKOP_F32,  CHECKOP_F16,  CHECKOP_BF16, CHECKOP_I64,   CHECKOP_I32,
+                              CHECKOP_U8,  CHECKOP_E4M3, CHECKOP_E5M2, CHECKOP_E8M0, CHECKOP_E2M1X2};
+  for (size_t i = 0; i < kDTypes.size(); ++i)
+    if (static_cast<int>(kDTypes[i]) != static_cast<int>(kCodes.at(i))) return false;
+  return kCodes.size() == kDTypes.size();
+}
+static_assert(dtypes_have_their_codes(), "DType has the numbers that check_operator.h gives to kernels");
+
 uint64_t pattern_of(const InitialState& initial, DType dtype) {
   return initial.outputs < 2 ? drawn_poison(dtype, initial.outputs, initial.draw) : 0;
 }
@@ -285,13 +297,21 @@ void Stage::enqueue() {
     if (LaunchStatus answer = ranks_->launch(rank_limit, {}); answer.stopped) throw std::move(*answer.stopped);
     return;
   }
-  if (!call_) call_ = std::make_shared<Call>(*this, device_, workspace.get(), kernel_);
-  const int status = guarded_call("launch", [&] { return static_cast<int>(kernel_.launch(call_->get())); });
+  const checkop_call* const same = call();
+  const int status = guarded_call("launch", [&] { return static_cast<int>(kernel_.launch(same)); });
   if (status == CHECKOP_OK) return;
   throw judge_status(status, call_->message()).value();
 }
 
-double Stage::time_ms(int64_t count, double cover_us, bool flush_ranks, const std::function<void()>& prepare) {
+/// What enqueue() gives the candidate.
+const checkop_call* Stage::call() {
+  if (!call_) call_ = std::make_shared<Call>(*this, device_, workspace.get(), kernel_);
+  return call_->get();
+}
+
+double Stage::time_ms(int64_t count, double cover_us, bool flush_ranks, const std::function<void()>& prepare,
+                      double& unseen_ms) {
+  unseen_ms = 0;
   if (ranks_) {
     prepare();
     if (LaunchStatus answer = ranks_->launch(rank_limit, {}, {count, cover_us, flush_ranks}); answer.stopped)
@@ -301,10 +321,28 @@ double Stage::time_ms(int64_t count, double cover_us, bool flush_ranks, const st
     ranks_->gather(*this, rank_differences_);
     return ms;
   }
-  const auto launch_all = [&] {
-    for (int64_t i = 0; i < count; ++i) enqueue();
-  };
-  return device_.time_ms(launch_all, cover_us, prepare) / static_cast<double>(count);
+  return time_turns_ms({this}, count, cover_us, prepare, unseen_ms);
+}
+
+double Stage::time_turns_ms(const std::vector<Stage*>& stages, int64_t count, double cover_us,
+                            const std::function<void()>& prepare, double& unseen_ms) {
+  Stage& first = *stages.front();
+  double ms = 0;
+  unseen_ms = 0;
+  if (PluginHost* const host = PluginHost::of(first.kernel_)) {
+    PluginHost::Turns turns{{}, count, cover_us};
+    for (Stage* stage : stages) turns.calls.push_back(stage->call());
+    const PluginHost::Timed timed = guarded_call("launch", [&] { return host->time(turns, prepare); });
+    if (auto stopped = judge_status(timed.status, first.call_->message())) throw *std::move(stopped);
+    ms = timed.ms;
+    unseen_ms = timed.unseen_ms;
+  } else {
+    const auto launch_all = [&] {
+      for (int64_t i = 0; i < count; ++i) stages[static_cast<size_t>(i) % stages.size()]->enqueue();
+    };
+    ms = first.device_.time_ms(launch_all, cover_us, prepare);
+  }
+  return ms / static_cast<double>(count);
 }
 
 std::vector<BufferPtr> Stage::release_inputs() {

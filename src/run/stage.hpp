@@ -104,7 +104,12 @@ class Stage {
   void enqueue();
   /// Milliseconds per launch, of `count` launches back to back, behind the work of `prepare`. If ranks share the case,
   /// of the slowest rank, and with `flush_ranks` each flushes its cache. Throws Stopped if a launch fails.
-  double time_ms(int64_t count, double cover_us, bool flush_ranks, const std::function<void()>& prepare);
+  double time_ms(int64_t count, double cover_us, bool flush_ranks, const std::function<void()>& prepare,
+                 double& unseen_ms);
+  /// The same of launches on several stages of a candidate in turns, `count` in all. Not of ranks. `unseen_ms`: what a
+  /// process of the candidate can have done outside of the time of all launches; 0 if it has none.
+  static double time_turns_ms(const std::vector<Stage*>& stages, int64_t count, double cover_us,
+                              const std::function<void()>& prepare, double& unseen_ms);
 
   /// Appends a sentence for every changed guard band. Skips sentences that are there already, as stages share buffers.
   void check_guards(std::vector<std::string>& violations);
@@ -131,6 +136,7 @@ class Stage {
 
  private:
   std::string launch(const InitialState& initial, int run);
+  const checkop_call* call();
 
   InitialState initial_;        ///< of the latest launch()
   std::shared_ptr<Call> call_;  ///< used by enqueue()

@@ -82,12 +82,14 @@ void say(const json& body) { send_message(kChildSocket, body, {}, Clock::now() +
 
 /// Runs one candidate, or times several.
 json answer_to(const json& request, Device& device, const std::vector<Candidate>& candidates, RankLink* ranks,
-               External* external, PluginHost* host, std::vector<Descriptor>& descriptors) {
-  if (const auto end = host != nullptr ? host->end() : std::nullopt) {
-    RunResult result;
-    result.status = RunStatus::crashed;
-    result.message = "between two cases: " + *end;
-    return encode(result);
+               External* external, PluginHosts* hosts, std::vector<Descriptor>& descriptors) {
+  if (const auto end = hosts != nullptr ? hosts->end() : std::nullopt) {
+    const auto crashed = [&](auto result) {
+      result.status = RunStatus::crashed;
+      result.message = "between two cases: " + *end;
+      return encode(result);
+    };
+    return request.contains("bench") ? crashed(BenchResult()) : crashed(RunResult());
   }
   size_t next = 0;
   const Case c = decode_case(request.at("case"));
@@ -122,11 +124,9 @@ json answer_to(const json& request, Device& device, const std::vector<Candidate>
 /// Answers requests until the parent closes its end. A request says how much memory it may use, or with `in_all` how
 /// much all requests so far may use together.
 void serve(Device& device, const std::vector<Candidate>& candidates, RankLink* ranks, External* external,
-           PluginHost* host, bool in_all) {
+           PluginHosts* hosts, bool in_all) {
   Message message;
-  const auto used = [&] {
-    return host != nullptr ? host->memory() : external != nullptr ? external->memory() : own_memory();
-  };
+  const auto used = [&] { return external != nullptr ? external->memory() : own_memory(); };
   const uint64_t at_start = used();
   const pid_t own_pid = getpid();
   const auto never = Clock::now() + std::chrono::hours(24 * 365);
@@ -134,11 +134,11 @@ void serve(Device& device, const std::vector<Candidate>& candidates, RankLink* r
     const json request = json::parse(message.body);
     if (const auto allowed = request.at("allowed_bytes").get<uint64_t>(); allowed > 0) {
       const uint64_t has = in_all ? at_start : used();
-      if (host != nullptr) host->limit_memory(has, allowed);
+      if (hosts != nullptr) hosts->limit_memory(allowed, in_all);
       if (external != nullptr) external->limit_memory(has, allowed);
-      if (host == nullptr && external == nullptr) limit_own_memory(has, allowed);
+      if (hosts == nullptr && external == nullptr) limit_own_memory(has, allowed);
     }
-    json answer = answer_to(request, device, candidates, ranks, external, host, message.descriptors);
+    json answer = answer_to(request, device, candidates, ranks, external, hosts, message.descriptors);
     fflush(stdout);  // what the plugin printed belongs to this case
     // A candidate that forked came back twice; only the worker itself may answer.
     if (getpid() != own_pid) _exit(0);
@@ -181,9 +181,15 @@ bool is_watched_by_tool() {
   return environment_variable("LD_PRELOAD").find("Injection") != std::string::npos;
 }
 
+/// Whether plugins of a GPU that are timed have processes of their own, too: PluginHost::time() can do that, and takes
+/// the events of the other process as far as the clock of this one allows. No run on a GPU has shown yet that times of
+/// honest candidates stay what they are.
+constexpr bool kTimesOfGpuAreApart = false;
+
 }  // namespace
 
 bool has_plugin_host(const WorkerConfig& config) {
+  if (config.times && config.device != "cpu" && !kTimesOfGpuAreApart) return false;
   if (config.in_worker || config.external || config.ranks || config.plugins.empty() ||
       std::any_of(config.plugins.begin(), config.plugins.end(), is_linked))
     return false;
@@ -206,13 +212,14 @@ int run_child(int socket, const WorkerConfig& config) {
       }
       // Before the plugins: how much is free is noted then, and they can take some as they are loaded.
       const std::unique_ptr<Device> device = external ? external->take_device() : open_device(config.device);
-      std::optional<PluginHost> host;
+      std::optional<PluginHosts> hosts;
       if (has_plugin_host(config)) {
         hide_memory();
-        host.emplace(config.plugins, config.folder, *device);
+        hosts.emplace(config.plugins, config.folder, *device,
+                      config.times ? PluginHost::Use::times : PluginHost::Use::checks);
       }
       const std::vector<Candidate> candidates = external ? external->candidates()
-                                                : host   ? host->candidates()
+                                                : hosts  ? hosts->candidates()
                                                          : load_plugins(config.plugins);
       std::optional<RankLink> ranks;
       if (config.ranks) {
@@ -220,7 +227,7 @@ int run_child(int socket, const WorkerConfig& config) {
         device->share(*ranks, config.ranks->processes);
       }
       say(hello(candidates, *device, config.count_cuda_devices));
-      serve(*device, candidates, ranks ? &*ranks : nullptr, external ? &*external : nullptr, host ? &*host : nullptr,
+      serve(*device, candidates, ranks ? &*ranks : nullptr, external ? &*external : nullptr, hosts ? &*hosts : nullptr,
             config.memory_limit > 0);
     } catch (const InputError& e) {
       say({{"error", "input"}, {"text", e.what()}});

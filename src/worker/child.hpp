@@ -14,8 +14,8 @@ std::unique_ptr<Device> open_device(const std::string& name);
 void detach_from_parent(int socket, int channel);
 inline constexpr int kNoChannel = -1;
 
-/// Whether the plugins get a process of their own, started by the worker. They do not if ranks are processes, if the
-/// plugins are linked into this program, or on a GPU under a tool of NVIDIA.
+/// Whether the plugins get a process of their own, started by the worker. They do not if ranks are processes or if the
+/// plugins are linked into this program; on a GPU, not under a tool of NVIDIA and not in `bench`.
 bool has_plugin_host(const WorkerConfig& config);
 
 /// Serves requests that come over `socket` until the parent closes its end. The exit code of the process.

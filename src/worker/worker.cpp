@@ -427,8 +427,8 @@ BenchResult Worker::bench(const std::vector<std::string>& candidates, const Case
   std::vector<size_t> indices;
   for (const std::string& candidate : candidates) indices.push_back(index_of(candidate, c));
   if (local_) return local_->bench(indices, c, data, plan);
-  if (has_plugin_host(config_)) {
-    config_.in_worker = true;
+  if (!config_.times) {
+    config_.times = true;
     process_.reset();
   }
   BenchResult result;
@@ -447,7 +447,11 @@ BenchResult Worker::bench(const std::vector<std::string>& candidates, const Case
     send(std::move(request), descriptors, limit);
     result = decode_bench(receive());
     require_complete(data, plan, result);
-    if (result.device_lost) process_.reset();
+    const auto has_ended = [](const BenchRun& run) {
+      return run.status != RunStatus::ok && run.status != RunStatus::unsupported;
+    };
+    // A candidate's own process may have ended, or hold on to what a failure left behind.
+    if (result.device_lost || std::any_of(result.runs.begin(), result.runs.end(), has_ended)) process_.reset();
   });
   if (failure) {
     result = {};

@@ -33,7 +33,8 @@ struct WorkerConfig {
   bool count_cuda_devices = false;               ///< starts the driver, which takes a quarter of a second
   std::optional<ExternalCommand> external = {};  ///< in place of plugins and device; its folder is the worker's affair
   std::optional<RankService> ranks = {};
-  bool in_worker = false;     ///< plugins are loaded into the worker's process: times without a way between, and NCCL
+  bool in_worker = false;     ///< plugins are loaded into the worker's process, as NCCL needs it
+  bool times = false;         ///< candidates are timed: each plugin has a process of its own
   std::string folder = {};    ///< that plugins may write to; the worker makes it
   uint64_t memory_limit = 0;  ///< that a candidate on the CPU may use; 0: what the machine has free
 };
@@ -85,8 +86,8 @@ class Worker {
   RunResult run(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
                 std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit);
 
-  /// Times `candidates` in turns, in one process; see bench_candidates(). A crash or a time-out of any of them ends the
-  /// whole, and is the status of the result; the next call starts a fresh process.
+  /// Times `candidates` in turns; see bench_candidates(). A time-out of any of them ends the whole, and is the status
+  /// of the result, as is a crash where the candidates have no processes of their own; the next call starts fresh ones.
   BenchResult bench(const std::vector<std::string>& candidates, const Case& c, BenchData& data, const BenchPlan& plan,
                     std::chrono::seconds limit);
 

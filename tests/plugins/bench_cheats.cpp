@@ -60,18 +60,27 @@ checkop_status looks_at_one_element(const checkop_call* call) {
   return CHECKOP_OK;
 }
 
-/// Works when the call has returned: while the judge prepares the next launch, for example.
+/// Works when the call has returned, on the data of that call: while the judge prepares the next launch, for example.
+/// Shapes and data are copies, since those of a call end with it.
 checkop_status works_in_a_thread(const checkop_call* call) {
   static std::atomic<bool> is_busy = false;
   while (is_busy) std::this_thread::yield();
-  const checkop_tensor a = call->inputs[0], b = call->inputs[1], c = call->outputs[0];
+  std::vector<checkop_tensor> tensors{call->inputs[0], call->inputs[1], call->outputs[0]};
+  std::vector<std::vector<int64_t>> shapes;
+  for (const checkop_tensor& tensor : tensors) shapes.emplace_back(tensor.shape, tensor.shape + tensor.rank);
+  std::vector<std::vector<float>> data;
+  for (size_t i = 0; i < 2; ++i) {
+    const auto* const begin = static_cast<const float*>(tensors[i].data);
+    data.emplace_back(begin, begin + count(tensors[i]));
+  }
   is_busy = true;
-  std::thread([a, b, c] {
+  std::thread([tensors, shapes, data]() mutable {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    const checkop_tensor inputs[] = {a, b};
+    for (size_t i = 0; i < tensors.size(); ++i) tensors[i].shape = shapes[i].data();
+    for (size_t i = 0; i < data.size(); ++i) tensors[i].data = data[i].data();
     checkop_call later{};
-    later.inputs = inputs;
-    later.outputs = &c;
+    later.inputs = tensors.data();
+    later.outputs = &tensors[2];
     multiply(&later);
     is_busy = false;
   }).detach();

@@ -2,11 +2,11 @@
 // Correct attention over pages, in float, whose keys are added up in parts. Of three candidates the parts, or their
 // order, depend on what they must not depend on; of one they begin at fixed keys.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "plugins/call.hpp"
+#include "plugins/split_attention.hpp"
 
 namespace {
 
@@ -52,55 +52,19 @@ struct Launch {
   }
   /// The row of o of query and head `at`.
   void attend(int64_t at, int64_t head, const std::vector<int64_t>& slots, const std::vector<int64_t>& ends) const {
-    const int64_t width = q.shape[2];
-    const float* const query = static_cast<const float*>(q.data) + at * width;
-    std::vector<float> scores;
-    for (const int64_t slot : slots) {
-      float sum = 0;
-      for (int64_t d = 0; d < width; ++d) sum += query[d] * row(k, slot, head)[d];
-      scores.push_back(sum / std::sqrt(static_cast<float>(width)));
-    }
-    if (slots.empty()) return;
-    const float max = *std::max_element(scores.begin(), scores.end());
-    std::vector<float> all(static_cast<size_t>(width));
-    float total = 0;
-    int64_t begin = 0;
-    for (const int64_t end : ends) {
-      std::vector<float> part(all.size());
-      float sum = 0;
-      for (int64_t j = begin; j < end; ++j) {
-        const float p = std::exp(scores[static_cast<size_t>(j)] - max);
-        sum += p;
-        for (int64_t d = 0; d < width; ++d)
-          part[static_cast<size_t>(d)] += p * row(v, slots[static_cast<size_t>(j)], head)[d];
-      }
-      total += sum, begin = end;
-      for (size_t d = 0; d < all.size(); ++d) all[d] += part[d];
-    }
-    for (int64_t d = 0; d < width; ++d)
-      static_cast<float*>(o.data)[at * width + d] = all[static_cast<size_t>(d)] / total;
-    if (lse.data != nullptr) static_cast<float*>(lse.data)[at] = max + std::log(total);
+    std::vector<KeyAndValue> keys;
+    for (const int64_t slot : slots) keys.push_back({row(k, slot, head), row(v, slot, head)});
+    if (keys.empty()) return;
+    const float total = attend_in_parts(q, o, at, keys, ends);
+    if (lse.data != nullptr) static_cast<float*>(lse.data)[at] = total;
   }
 };
-
-/// Keys [0, n) in `parts` parts of nearly equal length.
-std::vector<int64_t> evenly(int64_t n, int64_t parts) {
-  std::vector<int64_t> ends;
-  for (int64_t part = 1; part <= parts; ++part) ends.push_back(part * n / parts);
-  return ends;
-}
 
 const auto kAsTheyCome = [](std::vector<int64_t>&) {};
 
 /// Not a fault: parts begin at multiples of 8 keys.
 checkop_status fixed_split(const checkop_call* call) {
-  const auto split = [](int64_t n) {
-    std::vector<int64_t> ends;
-    for (int64_t end = 8; end < n; end += 8) ends.push_back(end);
-    ends.push_back(n);
-    return ends;
-  };
-  return Launch(call).run(split, kAsTheyCome);
+  return Launch(call).run([](int64_t n) { return by_eight(n); }, kAsTheyCome);
 }
 
 checkop_status splits_by_batch(const checkop_call* call) {

@@ -12,45 +12,105 @@
 #include <vector>
 
 #include "base/paths.hpp"
+#include "support/attacks.hpp"
 #include "support/process.hpp"
 #include "support/run_helper.hpp"
 
 namespace checkop::bench_cheats_test {
 namespace {
 
+using attacks_test::Attack;
+using attacks_test::content_of;
+using attacks_test::table_of;
 using nlohmann::json;
 
-struct Cheat {
-  std::string name;
+/// How a cheat ends with one kind of timing.
+struct Ending {
   std::vector<std::string> reasons;  ///< any one of them begins the message
   std::string timing = "burst,sustained";
 };
 
+struct Cheat {
+  std::string name, does, found_by;  ///< in the document's table
+  std::vector<Ending> endings;
+};
+
 const std::vector<Cheat>& cheats() {
   static const std::vector<Cheat> all{
-      {"always_wrong", {"accuracy"}},
-      {"computes_first", {"accuracy", "nonfinite"}, "burst"},
-      {"remembers_by_address", {"accuracy"}, "burst"},
-      {"remembers_by_address", {"determinism"}, "sustained"},
-      {"finds_its_answer", {"determinism"}, "sustained"},
-      {"looks_at_one_element", {"accuracy"}, "burst"},
-      {"works_in_a_thread", {"accuracy", "nonfinite", "guard"}, "burst"},
-      {"works_in_a_thread", {"accuracy", "nonfinite", "guard", "determinism"}, "sustained"},
-      {"wrong_when_timed", {"accuracy"}, "burst"},
-      {"wrong_when_timed", {"determinism"}, "sustained"},
-      {"bench_writes_input", {"input"}},
-      {"bench_writes_slack", {"guard"}},
-      {"changes_bits", {"determinism"}},
-      {"changes_results", {"accuracy", "determinism"}},
+      {"always_wrong", "does nothing of use", "the gold", {{{"accuracy"}}}},
+      {"computes_first",
+       "computes in the first launches only",
+       "outputs are poisoned",
+       {{{"accuracy", "nonfinite"}, "burst"}}},
+      {"remembers_by_address",
+       "gives the last answer at the same address again",
+       "other data come to the same address, also amid launches back to back",
+       {{{"accuracy"}, "burst"}, {{"determinism"}, "sustained"}}},
+      {"finds_its_answer",
+       "leaves alone what looks like its last answer",
+       "data change amid launches back to back, with outputs left as they are",
+       {{{"determinism"}, "sustained"}}},
+      {"looks_at_one_element",
+       "takes data for known by one element",
+       "data sets that it does not know",
+       {{{"accuracy"}, "burst"}}},
+      {"works_in_a_thread",
+       "returns, and works later",
+       "its process is stopped when the call has returned; one element is poisoned after the flush",
+       {{{"accuracy", "nonfinite", "guard", "determinism"}, "burst"},
+        {{"accuracy", "nonfinite", "guard", "determinism"}, "sustained"}}},
+      {"wrong_when_timed",
+       "is right in the first dozen launches",
+       "every burst launch and every round is compared",
+       {{{"accuracy"}, "burst"}, {{"determinism"}, "sustained"}}},
+      {"bench_writes_input", "writes to an input", "inputs are mapped for reading only", {{{"input"}}}},
+      {"bench_writes_slack", "writes in front of its output", "guard bands", {{{"guard"}}}},
+      {"changes_bits",
+       "changes a last bit from launch to launch",
+       "digests; a contract may allow it",
+       {{{"determinism"}}}},
+      {"changes_results",
+       "is wrong in some launches",
+       "digests, and the gold where bits may differ",
+       {{{"accuracy", "determinism"}}}},
   };
   return all;
 }
 
-ProcessResult bench(const std::string& candidates, const std::string& flags) {
+/// Those of the plugin bench_attacks. What has a time does honest work for it, and tries to hide that from the clock.
+const std::vector<Attack>& attacks() {
+  static const std::vector<Attack> all{
+      {"stops_the_clock",
+       {"the time of its work"},
+       "rewrites `clock_gettime` in its process",
+       "the clock is in another process"},
+      {"reaches_the_judge",
+       {"failed: accuracy"},
+       "looks for the judge's program in its process, writes to the judge's memory by `/proc/PARENT/mem` and "
+       "`process_vm_writev`",
+       "its process is another program; Landlock, seccomp"},
+      {"reaches_a_rival",
+       {"failed: accuracy"},
+       "looks for another candidate in its process, whose answers lie there",
+       "each plugin has a process and memory of its own"},
+      {"computes_ahead",
+       {"the time of its work"},
+       "a thread computes while the judge prepares the launch",
+       "its process is stopped meanwhile"},
+      {"replays_by_content",
+       {"the time of its work"},
+       "gives an answer again where it finds all data the same",
+       "most burst launches have data that no launch before had"},
+  };
+  return all;
+}
+
+ProcessResult bench(const std::string& candidates, const std::string& flags,
+                    const std::string& plugin = "bench_cheats") {
   return run_program(
       fmt::format("bench --op matmul --batch 1 --seq 3 --k-dim 8 --n-dim 16 --device cpu --plugin {} "
                   "--candidate {} {} --json",
-                  test_plugin("bench_cheats"), candidates, flags));
+                  test_plugin(plugin), candidates, flags));
 }
 
 std::vector<json> records_of(const ProcessResult& result) {
@@ -61,17 +121,42 @@ std::vector<json> records_of(const ProcessResult& result) {
   return records;
 }
 
+/// Expects that the record has no time, and begins its message with one of these kinds.
+void expect_failure(const json& record, const std::vector<std::string>& kinds) {
+  const auto name = record.at("candidate").get<std::string>(), message = record.value("message", "");
+  EXPECT_EQ(record.at("status"), "failed") << name;
+  EXPECT_FALSE(record.contains("ms_median")) << name;
+  const auto begins = [&](const std::string& kind) { return message.starts_with(kind + ": "); };
+  EXPECT_TRUE(std::any_of(kinds.begin(), kinds.end(), begins)) << name << ": " << message;
+}
+
 TEST(BenchCheats, HaveNoTimeAndTheRecordSaysWhy) {
   for (const Cheat& cheat : cheats()) {
-    const ProcessResult result = bench(cheat.name, "--timing " + cheat.timing);
-    EXPECT_EQ(result.code, 1) << cheat.name << ": " << result.text;
+    for (const Ending& ending : cheat.endings) {
+      const ProcessResult result = bench(cheat.name, "--timing " + ending.timing);
+      EXPECT_EQ(result.code, 1) << cheat.name << ": " << result.text;
+      const std::vector<json> records = records_of(result);
+      ASSERT_EQ(records.size(), 1u) << cheat.name << ": " << result.text;
+      expect_failure(records[0], ending.reasons);
+    }
+  }
+}
+
+// The work of those that are timed is a chain of 1.5 million products, each of which waits for the one before.
+TEST(BenchCheats, NoneOfTheAttacksHasATimeThatItsWorkDoesNotTake) {
+  constexpr double kLeastMs = 1;  // four cycles for each product, at 6 GHz
+  for (const Attack& attack : attacks()) {
+    const bool is_timed = !attack.outcomes.front().starts_with("failed: ");
+    const ProcessResult result = bench("honest_slow,native," + attack.name, "--timing burst", "bench_attacks");
+    EXPECT_EQ(result.code, is_timed ? 0 : 1) << attack.name << ": " << result.text;
     const std::vector<json> records = records_of(result);
-    ASSERT_EQ(records.size(), 1u) << cheat.name << ": " << result.text;
-    EXPECT_EQ(records[0].at("status"), "failed") << cheat.name;
-    EXPECT_FALSE(records[0].contains("ms_median")) << cheat.name;
-    const auto message = records[0].value("message", "");
-    const auto begins = [&](const std::string& kind) { return message.starts_with(kind + ": "); };
-    EXPECT_TRUE(std::any_of(cheat.reasons.begin(), cheat.reasons.end(), begins)) << cheat.name << ": " << message;
+    ASSERT_EQ(records.size(), 3u) << attack.name << ": " << result.text;
+    if (is_timed) {
+      for (const json* each : {&records[0], &records[2]})
+        EXPECT_GT(each->at("ms_median"), kLeastMs) << attack.name << ": " << result.text;
+    } else {
+      expect_failure(records[2], {attack.outcomes.front().substr(std::string("failed: ").size())});
+    }
   }
 }
 
@@ -101,11 +186,14 @@ TEST(BenchCheats, BitsMayDifferWhereTheContractSaysSoAndResultsMayNot) {
   EXPECT_NE(results.text.find("accuracy: "), std::string::npos) << results.text;
 }
 
-TEST(BenchCheats, DocumentHasTheSameTable) {
-  std::stringstream text;
-  text << std::ifstream(CHECKOP_SOURCE_DIR "/docs/adversary.md").rdbuf();
+// Where it has not, paste what this prints.
+TEST(BenchCheats, DocumentHasTheTablesOfTheseTests) {
+  const std::string text = content_of(CHECKOP_SOURCE_DIR "/docs/adversary.md");
+  std::string table = "| cheat | what it does | what finds it |\n|---|---|---|\n";
   for (const Cheat& cheat : cheats())
-    EXPECT_NE(text.str().find(fmt::format("| `{}` |", cheat.name)), std::string::npos) << cheat.name;
+    table += fmt::format("| `{}` | {} | {} |\n", cheat.name, cheat.does, cheat.found_by);
+  for (const std::string& each : {table + "\n", table_of(attacks())})
+    EXPECT_NE(text.find(each), std::string::npos) << each;
 }
 
 }  // namespace

@@ -135,19 +135,22 @@ TEST(BenchCommand, TextIsATableAndTheFileHoldsTheRecords) {
   EXPECT_EQ(records[0]["timing"], "sustained");
 }
 
-TEST(BenchCommand, CrashIsOneErrorRecordExitsFourAndTheRestIsTimed) {
+TEST(BenchCommand, CrashIsAnErrorOfItsCandidateExitsFourAndTheRestIsTimed) {
   const ProcessResult result =
       run_program("bench --op matmul --device cpu --batch 1 --seq 2 --k-dim 3 --n-dim 4 --check-grad --timing burst " +
                   plugin("crashes") + "--candidate segfaults,native --json");
   EXPECT_EQ(result.code, 4) << result.text;
   const std::vector<json> records = lines_of(result.text);
-  ASSERT_EQ(records.size(), 2u);
+  ASSERT_EQ(records.size(), 4u);
   EXPECT_EQ(records[0]["status"], "crashed");
-  EXPECT_EQ(records[0]["candidate"], "segfaults,native");
+  EXPECT_EQ(records[0]["candidate"], "segfaults");
   EXPECT_NE(records[0]["message"].get<std::string>().find("Segmentation fault"), std::string::npos);
   EXPECT_FALSE(records[0].contains("ms_median"));
-  EXPECT_EQ(records[1]["candidate"], "native");  // alone: segfaults has no backward pass
-  EXPECT_EQ(records[1]["status"], "ok");
+  for (size_t i = 1; i < 4; ++i) {
+    EXPECT_EQ(records[i]["candidate"], "native");
+    EXPECT_EQ(records[i]["status"], "ok");
+    EXPECT_EQ(records[i]["pass"], i == 1 ? "forward" : i == 2 ? "backward" : "forward+backward");
+  }
 }
 
 TEST(BenchCommand, TimeLimitExitsFourRefusalThreeAndFailureOne) {

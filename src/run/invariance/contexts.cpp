@@ -194,10 +194,12 @@ class Planner {
   /// Without `all` the first one of each axis.
   void rearranged() {
     std::set<Axis> begun;
-    const TensorSpec& output = c_.pass->outputs.front().tensor;
     for (const Rearrangement& each : c_.op->rearrangements) {
       const Axis axis = parse_axis(each.axis).value();
-      if (shape_of(c_, output).front() < each.least_rows || (!begun.insert(axis).second && !plan_.all)) continue;
+      const int64_t extent = c_.dims.find(split_dims(each.dims).front())->second;
+      const bool compares = std::any_of(c_.pass->outputs.begin(), c_.pass->outputs.end(),
+                                        [&](const OutputSpec& output) { return is_rearranged(each, output.tensor); });
+      if (!compares || extent < each.least || (!begun.insert(axis).second && !plan_.all)) continue;
       Context context = full(axis, std::string(each.what));
       context.rearrangement = &each;
       add(std::move(context));

@@ -258,7 +258,7 @@ class Contexts {
     const auto uniform = [&](std::string_view name, uint64_t i) {
       return Stream::derive(c_.seed, c_.op->name, name).uniform(i);
     };
-    const std::optional<Rearranged> other = context.rearrangement->make({given, c_.attrs, uniform});
+    const std::optional<Rearranged> other = context.rearrangement->make({*c_.pass, given, c_.attrs, uniform});
     if (!other) return;
     Case launched = c_;
     for (const auto& [dim, extent] : other->dims) launched.dims.find(dim)->second = extent;
@@ -268,10 +268,12 @@ class Contexts {
     stage.make_outputs_and_workspace();
     result_.contexts[k].message = stage.launch(found_by(context));
     for (size_t i = 0; i < reference_->size(); ++i) {
-      if (!stage.outputs[i]) continue;
+      const TensorSpec& spec = c_.pass->outputs[i].tensor;
+      if (!stage.outputs[i] || !is_rearranged(*context.rearrangement, spec)) continue;
       Context mapped = context;
-      mapped.rows = other->rows;
-      if (mapped.rows.empty()) {
+      if (const auto rows = other->rows.find(split_dims(spec.dims).front()); rows != other->rows.end()) {
+        mapped.rows = rows->second;
+      } else {
         mapped.rows.resize(static_cast<size_t>((*reference_)[i].shape.front()));
         std::iota(mapped.rows.begin(), mapped.rows.end(), 0);
       }

@@ -3,13 +3,18 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <new>
 #include <stdexcept>
+#include <thread>
 
 #include "base/child_process.hpp"
 
@@ -105,6 +110,52 @@ TEST(ChildProcess, WhatItStartedEndsWithAChildThatWasNotKilled) {
 TEST(ChildProcess, StaysWaitableWhileItIsLookedAt) {
   ChildProcess child([] { return 5; });
   while (child.is_alive()) usleep(1000);
+  EXPECT_EQ(describe_end(child.wait().status), "exited with code 5");
+}
+
+/// Memory that a child counts in.
+struct Count {
+  Count() {
+    void* const memory = mmap(nullptr, sizeof *of, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    of = new (memory) std::atomic<uint64_t>(0);
+  }
+  ~Count() { munmap(of, sizeof *of); }
+  Count(const Count&) = delete;
+  Count& operator=(const Count&) = delete;
+  void wait_for_more() const {
+    for (const uint64_t before = *of; *of == before;) usleep(100);
+  }
+
+  std::atomic<uint64_t>* of;
+};
+
+TEST(ChildProcess, NoThreadRunsWhileItIsPaused) {
+  const Count first, second;
+  const ChildProcess child([&]() -> int {
+    std::thread([&] {
+      for (;;) ++*first.of;
+    }).detach();
+    for (;;) ++*second.of;
+  });
+  for (int i = 0; i < 3; ++i) {
+    first.wait_for_more();
+    second.wait_for_more();
+    child.pause();
+    const uint64_t a = *first.of, b = *second.of;
+    usleep(20'000);
+    EXPECT_EQ(*first.of, a);
+    EXPECT_EQ(*second.of, b);
+    EXPECT_TRUE(child.is_alive());
+    child.resume();
+  }
+  child.pause();  // its end is none the later
+}
+
+TEST(ChildProcess, OneThatHasEndedIsNotWaitedForWhenItIsPaused) {
+  ChildProcess child([] { return 5; });
+  while (child.is_alive()) usleep(1000);
+  child.pause();
+  child.resume();
   EXPECT_EQ(describe_end(child.wait().status), "exited with code 5");
 }
 

@@ -134,7 +134,21 @@ TEST(SharedMemory, BlockHasAnArenaOfItsOwnAndAnotherOfItsSizeReusesIt) {
   EXPECT_EQ(memory.find(again)->arena, id);
   EXPECT_EQ(memory.find(again)->offset, 0u);
   EXPECT_NE(memory.block_at(again).number, number);
-  EXPECT_EQ(memory.take_freed(), std::vector<uint64_t>{number});
+  EXPECT_FALSE(memory.has(b, number));
+  EXPECT_TRUE(memory.has(again, memory.block_at(again).number));
+  EXPECT_EQ(memory.frees(), 1u);
+}
+
+// One of them could have kept what it mapped.
+TEST(SharedMemory, ArenaIsNotUsedAgainWhereSeveralProcessesMapBlocks) {
+  SharedMemory memory(for_sharing(memfd_arenas(true, Blocks::own_pages), Sharing::several_processes));
+  std::byte* const a = memory.allocate(8, Access::write);
+  std::byte* const b = memory.allocate(8, Access::write);
+  const int64_t id = memory.find(a)->arena;
+  EXPECT_NE(memory.find(b)->arena, id);
+  memory.free(a);
+  EXPECT_EQ(memory.take_gone(), std::vector<int64_t>{id});
+  EXPECT_NE(memory.find(memory.allocate(8, Access::write))->arena, id);
 }
 
 TEST(SharedMemory, FreedBlocksAreLetGoWhereMemoryIsShort) {
@@ -146,8 +160,11 @@ TEST(SharedMemory, FreedBlocksAreLetGoWhereMemoryIsShort) {
     return make(bytes, access);
   };
   SharedMemory memory(std::move(kind));
-  memory.before_large_block([&] { is_short = false; });
+  memory.before_large_block(&memory, [&] { is_short = false; });
   EXPECT_NO_THROW(memory.allocate(8, Access::write));
+  is_short = true;
+  memory.forget_user(&memory);
+  EXPECT_THROW(memory.allocate(size_t{8} << 20, Access::write), OutOfMemory);
 }
 
 TEST(SharedMemory, FreedNeighboursAreJoined) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The axes pages and phase: their contexts, and attention over pages whose sums depend on the pages, on the batch or on
-// the number of queries, which no other check sees.
+// The axes of rearrangements: their contexts, and computations whose sums depend on pages, on the number of queries, on
+// other sequences or on the micro-batch, which no other check sees.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -40,7 +40,7 @@ RunChecks checks_on(const AxisSet& axes, bool all = true) {
 }
 
 RunResult run(const std::string& candidate, const Case& c, const RunChecks& checks) {
-  Worker worker({{test_plugin("paged_faults")}, "cpu"});
+  Worker worker({{test_plugin(c.op->name == "paged_attention" ? "paged_faults" : "packed_faults")}, "cpu"});
   const std::vector<Tensor> inputs = make_inputs(c, 1);
   std::vector<Tensor> outputs = make_outputs(c);
   return worker.run(candidate, c, inputs, outputs, checks, std::chrono::seconds(60));
@@ -62,9 +62,31 @@ Found found_in(const RunResult& result) {
   return found;
 }
 
+Case packed(bool with_key_bounds = false) {
+  return gold_case(
+      "varlen_attention", "forward", DType::f32,
+      {{"tokens_q", 90}, {"tokens_k", 90}, {"q_heads", 2}, {"kv_heads", 1}, {"head_dim", 16}, {"seqs", 9}},
+      with_key_bounds ? std::set<std::string, std::less<>>{"cu_seqlens_k"} : std::set<std::string, std::less<>>{});
+}
+Case grouped() {
+  return gold_case("group_norm", "forward", DType::f32, {{"batch", 90}, {"group_bounds", 9}}, {"group_boundaries"});
+}
+Case batched(bool with_denom = true) {
+  return gold_case("policy_loss", "backward", DType::f32, {{"batch", 6}, {"seq", 33}},
+                   with_denom ? std::set<std::string, std::less<>>{"denom"} : std::set<std::string, std::less<>>{});
+}
+
 const Names kPages{"pages in a random order", "pages in reverse", "other contents where no key lies"};
 const Names kPhases{"one query at a time", "the last query of every sequence",
                     "the last query of the longest sequence alone", "chunks of 17 queries"};
+
+const Names kDocuments{"the sequences in reverse", "without every second sequence",
+                       "other tokens in every second sequence", "every second sequence twice as long"};
+const Names kGroups{"the groups in reverse", "without every second group", "every second group in reverse",
+                    "every second group twice as long"};
+const Names kBatches{"the first half of the batch, with the same denom",
+                     "the second half of the batch, with the same denom",
+                     "the last entry of the batch alone, with the same denom"};
 
 Names both() {
   Names all = kPages;
@@ -79,6 +101,9 @@ TEST(Rearrangements, HaveContextsWhereTheyChangeSomething) {
   Case uncausal = paged();
   uncausal.attrs[0] = 0;  // what a query sees depends on those behind it
   EXPECT_EQ(found_in(run("fixed_split", uncausal, checks_on(AxisSet::all()))).compared, kPages);
+  EXPECT_EQ(found_in(run("splits_in_sequence", packed(), checks_on(AxisSet::all()))).compared, kDocuments);
+  EXPECT_EQ(found_in(run("sums_by_groups", grouped(), checks_on(AxisSet::all()))).compared, kGroups);
+  EXPECT_EQ(found_in(run("averages_twice", batched(), checks_on(AxisSet::all()))).compared, kBatches);
 }
 
 TEST(Rearrangements, EveryRunHasTheFirstOfEachAxis) {
@@ -88,64 +113,106 @@ TEST(Rearrangements, EveryRunHasTheFirstOfEachAxis) {
   EXPECT_EQ(found, (Names{"pages in a random order", "one query at a time"}));
 }
 
+/// A right computation whose bits depend on what they must not depend on.
+struct Fault {
+  const char* candidate;
+  Case of;
+  Names broken;      ///< at least
+  const char* axis;  ///< the only one that shows it
+};
+
+std::vector<Fault> faults() {
+  const Names few{"one query at a time", "the last query of every sequence",
+                  "the last query of the longest sequence alone"};
+  return {{"splits_by_batch", paged(), few, "phase"},
+          {"splits_by_queries", paged(), few, "phase"},
+          {"adds_by_address", paged(), {"pages in a random order", "pages in reverse"}, "pages"},
+          {"splits_by_longest", packed(), {"every second sequence twice as long"}, "documents"},
+          {"splits_across_pack",
+           packed(),
+           {"the sequences in reverse", "without every second sequence", "every second sequence twice as long"},
+           "documents"},
+          {"sums_by_groups", grouped(), {"without every second group"}, "documents"},
+          {"averages_twice", batched(), kBatches, "micro_batch"}};
+}
+
 TEST(Rearrangements, SumsThatDependOnWhatTheyMustNotAreCaught) {
-  struct Fault {
-    const char* candidate;
-    Names broken;
-    const char* axis;
-  };
-  const Fault faults[] = {
-      {"fixed_split", {}, ""},
-      {"splits_by_batch",
-       {"one query at a time", "the last query of every sequence", "the last query of the longest sequence alone"},
-       "phase"},
-      {"splits_by_queries",
-       {"one query at a time", "the last query of every sequence", "the last query of the longest sequence alone"},
-       "phase"},
-      {"adds_by_address", {"pages in a random order", "pages in reverse"}, "pages"}};
-  for (const Fault& fault : faults) {
-    const Case c = paged();
+  for (const Fault& fault : faults()) {
+    const Case& c = fault.of;
     const RunResult result = run(fault.candidate, c, checks_on(AxisSet::all()));
     ASSERT_EQ(result.status, RunStatus::ok) << result.message;
     EXPECT_TRUE(result.guard_violations.empty() && result.modified_inputs.empty()) << fault.candidate;
-    const std::string axis = fault.axis;
-    if (axis.empty()) {
-      EXPECT_EQ(found_in(result).broken, fault.broken) << fault.candidate;
-      continue;
-    }
-    for (const std::string& what : fault.broken)
-      EXPECT_TRUE(found_in(result).broken.contains(what)) << fault.candidate << ": " << what;
+    const Names broken = found_in(result).broken;
+    for (const std::string& what : fault.broken) EXPECT_TRUE(broken.contains(what)) << fault.candidate << ": " << what;
     const std::vector<Demands> demands(c.pass->outputs.size());
     const auto judged = [&](const RunChecks& checks) {
       return judge(c, run(fault.candidate, c, checks), {}, demands, checks, /*accuracy=*/false);
     };
     for (const bool all : {false, true}) {
+      if (!all && std::string_view(fault.axis) == "documents") continue;  // its first context may keep the parts
       const Judgment judgment = judged(checks_on(AxisSet::all(), all));
       EXPECT_EQ(judgment.kind, "invariance") << fault.candidate;
-      EXPECT_NE(judgment.reason.find("(" + axis + ": "), std::string::npos) << judgment.reason;
+      EXPECT_NE(judgment.reason.find(std::string("(") + fault.axis + ": "), std::string::npos) << judgment.reason;
     }
     AxisSet others;
     for (const Axis each : all_axes())
-      if (to_string(each) != axis) others.insert(each);
-    EXPECT_EQ(judged(checks_on(others)).verdict, Verdict::pass) << fault.candidate << " without " << axis;
+      if (to_string(each) != fault.axis) others.insert(each);
+    EXPECT_EQ(judged(checks_on(others)).verdict, Verdict::pass) << fault.candidate << " without " << fault.axis;
   }
 }
 
+TEST(Rearrangements, SumsInFixedPartsAreNot) {
+  EXPECT_EQ(found_in(run("fixed_split", paged(), checks_on(AxisSet::all()))).broken, Names{});
+  EXPECT_EQ(found_in(run("splits_in_sequence", packed(), checks_on(AxisSet::all()))).broken, Names{});
+}
+
+// What the batch's mean is divided by then depends on the batch.
+TEST(Rearrangements, MicroBatchesNeedADenom) {
+  EXPECT_EQ(found_in(run("averages_twice", batched(/*with_denom=*/false), checks_on(AxisSet::all()))).compared,
+            Names{});
+}
+
+/// Contexts of all rearrangements that the native candidate of the case's operator ran, and those with other bits.
+Found of_native(const Case& c) {
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  std::vector<Tensor> outputs = make_outputs(c);
+  Worker worker({{native_plugin(std::string(c.op->name))}, "cpu"});
+  return found_in(worker.run("native", c, inputs, outputs, checks_on(AxisSet::all()), std::chrono::seconds(60)));
+}
+
 TEST(Rearrangements, NativeAndTheContractHoldThemForEveryDtype) {
-  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-    Case c = paged();
-    c.dtype = dtype;
-    const std::vector<Tensor> inputs = make_inputs(c, 1);
-    std::vector<Tensor> outputs = make_outputs(c);
-    Worker worker({{native_plugin("paged_attention")}, "cpu"});
-    const RunResult result =
-        worker.run("native", c, inputs, outputs, checks_on(AxisSet::all()), std::chrono::seconds(60));
-    EXPECT_EQ(found_in(result).compared, both());
-    EXPECT_EQ(found_in(result).broken, Names{});
+  struct Right {
+    Case c;
+    Names contexts;
+  };
+  const auto of_pass = [](Case c, const char* pass) {
+    c.pass = find_pass(*c.op, pass);
+    return c;
+  };
+  const Case fused = gold_case("linear_policy_loss", "forward", DType::f32,
+                               {{"batch", 6}, {"seq", 9}, {"hidden", 33}, {"vocab", 65}}, {"denom"});
+  std::vector<Right> all{{paged(), both()},
+                         {packed(), kDocuments},
+                         {packed(/*with_key_bounds=*/true), kDocuments},
+                         {of_pass(packed(), "backward"), kDocuments},
+                         {of_pass(packed(/*with_key_bounds=*/true), "backward"), kDocuments},
+                         {grouped(), kGroups},
+                         {batched(), kBatches},
+                         {fused, kBatches},
+                         {of_pass(fused, "backward"), kBatches}};
+  for (Right& each : all) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      if (dtype != DType::f32 && (each.c.op->name == "group_norm" || each.c.op->name == "policy_loss")) continue;
+      each.c.dtype = dtype;
+      const Found found = of_native(each.c);
+      EXPECT_EQ(found.compared, each.contexts) << each.c.op->name << '/' << each.c.pass->name;
+      EXPECT_EQ(found.broken, Names{}) << each.c.op->name << '/' << each.c.pass->name;
+    }
+    const Contract contract = Contract::load(CHECKOP_SOURCE_DIR "/contracts/default.json");
+    for (const OutputSpec& output : each.c.pass->outputs)
+      EXPECT_EQ(contract.demands_for(each.c, output).batch_invariance, is_rearranged(*each.c.op, output.tensor))
+          << each.c.op->name << ": " << output.tensor.name;
   }
-  const Contract contract = Contract::load(CHECKOP_SOURCE_DIR "/contracts/default.json");
-  for (const OutputSpec& output : paged().pass->outputs)
-    EXPECT_TRUE(contract.demands_for(paged(), output).batch_invariance) << output.tensor.name;
 }
 
 }  // namespace
