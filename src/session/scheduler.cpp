@@ -210,7 +210,9 @@ void Scheduler::run_in_processes(size_t index, const RunChecks& checks, Attempt&
 
   worker_->begin(record.candidate, record.c, attempt.inputs, attempt.outputs, checks, limit);
   if (side_by_side) begin_second();
-  work_on_neighbours(index);
+  judge_previous();
+  if (side_by_side) second->go_on();
+  prepare_next(index);
   record.run = worker_->finish();
   const bool is_ok = record.run.status == RunStatus::ok;
   if (second != nullptr && !side_by_side && is_ok) begin_second();
@@ -229,8 +231,7 @@ void Scheduler::run_proof_case(const Proofs::Entry& proof, CaseRecord& record) {
   append_contexts(std::move(run), proof.c, record.run);
 }
 
-void Scheduler::work_on_neighbours(size_t index) {
-  judge_previous();
+void Scheduler::prepare_next(size_t index) {
   if (prepared_.check == nullptr) prepared_ = prepare(index + 1);  // this check may run on more than one set of data
 }
 

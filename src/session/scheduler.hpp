@@ -86,9 +86,9 @@ class Scheduler {
   /// Runs the launches for row axes on the case of `proof` in place of the check's own case.
   void run_proof_case(const Proofs::Entry& proof, CaseRecord& record);
 
-  /// What this process does while the worker is busy with check `index`.
-  void work_on_neighbours(size_t index);
   void judge_previous();
+  /// Makes the inputs of the check behind check `index`, unless they are there.
+  void prepare_next(size_t index);
   /// Makes the inputs of the first check from `index` on, unless they are large or can't be made.
   PreparedInputs prepare(size_t index) const;
 
