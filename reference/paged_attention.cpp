@@ -78,16 +78,18 @@ class Pages {
       for (int64_t j = 0; j < length_of(bounds_, s); ++j) used[static_cast<size_t>(slot(s, j))] = 1;
     return used;
   }
-  /// The keys or values of a sequence as one batch entry of attention: [1, kv_heads, n, head_dim].
-  Tensor entry(const Tensor& cache, int64_t sequence) const {
-    const int64_t n = length_of(bounds_, sequence), heads = cache.shape[2];
-    Tensor entry(cache.name, cache.dtype, {1, heads, n, cache.shape[3]});
+  /// The keys or values of these sequences as the batch of attention: [sequences, kv_heads, n, head_dim].
+  Tensor batch(const Tensor& cache, const SequenceBatch& sequences) const {
+    const int64_t n = length_of(bounds_, sequences.front()), heads = cache.shape[2];
+    Tensor batch(cache.name, cache.dtype, {std::ssize(sequences), heads, n, cache.shape[3]});
     const size_t bytes = static_cast<size_t>(cache.shape[3]) * info(cache.dtype).bytes;
-    for (int64_t head = 0; head < heads; ++head)
-      for (int64_t j = 0; j < n; ++j)
-        std::memcpy(entry.bytes.data() + static_cast<size_t>(head * n + j) * bytes,
-                    cache.bytes.data() + static_cast<size_t>(slot(sequence, j) * heads + head) * bytes, bytes);
-    return entry;
+    std::byte* to = batch.bytes.data();
+    for (const int64_t sequence : sequences) {
+      for (int64_t head = 0; head < heads; ++head)
+        for (int64_t j = 0; j < n; ++j, to += bytes)
+          std::memcpy(to, cache.bytes.data() + static_cast<size_t>(slot(sequence, j) * heads + head) * bytes, bytes);
+    }
+    return batch;
   }
 
  private:
@@ -115,14 +117,13 @@ void forward(const GoldArgs& args) {
   const SequenceBounds queries = queries_of(args);
   const Pages pages(args);
   const int64_t q_heads = args.in(kOfQ).shape[1];
-  for_sequences(args, queries, pages.bounds(), [&](int64_t s, unsigned threads) {
-    const int64_t first = queries[static_cast<size_t>(s)], n = length_of(queries, s);
-    const Tensor q = as_entry(args.in(kOfQ), first, n), k = pages.entry(args.in(kOfKCache), s),
-                 v = pages.entry(args.in(kOfVCache), s);
+  for_sequences(args, queries, pages.bounds(), [&](const SequenceBatch& sequences, unsigned threads) {
+    const Tensor q = as_batch(args.in(kOfQ), queries, sequences), k = pages.batch(args.in(kOfKCache), sequences),
+                 v = pages.batch(args.in(kOfVCache), sequences);
     const std::array<const Tensor*, 4> inputs{&q, &k, &v, nullptr};
     GoldArgs own = args;
     own.inputs = inputs, own.threads = threads;
-    own.sink = [&](const GoldRows& rows) { emit_entry(args, rows, q_heads, first, n); };
+    own.sink = [&](const GoldRows& rows) { emit_sequence(args, rows, q_heads, queries, sequences); };
     attention_forward(own, 1);
   });
   emit_rest(args, kOfO, queries.back());

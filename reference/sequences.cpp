@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
+#include <utility>
 
 #include "base/error.hpp"
 #include "identity.hpp"
@@ -104,20 +106,26 @@ void plant_rest(const FillArgs& args, Tensor& tokens, int64_t end) {
     plant_payload(args, tokens, token_size(tokens), token, payload_kind(args, static_cast<uint64_t>(token)));
 }
 
-Tensor as_entry(const Tensor& tokens, int64_t first, int64_t n) {
-  const int64_t heads = tokens.shape[1];
-  Tensor entry(tokens.name, tokens.dtype, {1, heads, n, tokens.shape[2]});
+Tensor as_batch(const Tensor& tokens, const SequenceBounds& bounds, const SequenceBatch& sequences) {
+  const int64_t heads = tokens.shape[1], n = length_of(bounds, sequences.front());
+  Tensor batch(tokens.name, tokens.dtype, {std::ssize(sequences), heads, n, tokens.shape[2]});
   const size_t bytes = static_cast<size_t>(tokens.shape[2]) * info(tokens.dtype).bytes;
-  for (int64_t head = 0; head < heads; ++head)
-    for (int64_t i = 0; i < n; ++i)
-      std::memcpy(entry.bytes.data() + static_cast<size_t>(head * n + i) * bytes,
-                  tokens.bytes.data() + static_cast<size_t>((first + i) * heads + head) * bytes, bytes);
-  return entry;
+  std::byte* to = batch.bytes.data();
+  for (const int64_t sequence : sequences) {
+    const int64_t first = bounds[static_cast<size_t>(sequence)];
+    for (int64_t head = 0; head < heads; ++head)
+      for (int64_t i = 0; i < n; ++i, to += bytes)
+        std::memcpy(to, tokens.bytes.data() + static_cast<size_t>((first + i) * heads + head) * bytes, bytes);
+  }
+  return batch;
 }
 
-void emit_entry(const GoldArgs& args, const GoldRows& entry, int64_t heads, int64_t first, int64_t n) {
+void emit_sequence(const GoldArgs& args, const GoldRows& block, int64_t heads, const SequenceBounds& bounds,
+                   const SequenceBatch& sequences) {
+  const int64_t sequence = sequences[static_cast<size_t>(block.first_row)];
+  const int64_t first = bounds[static_cast<size_t>(sequence)], n = length_of(bounds, sequence);
   if (n == 0) return;
-  const int64_t columns = entry.n_rows * entry.columns / n, width = columns / heads;
+  const int64_t columns = block.n_rows * block.columns / n, width = columns / heads;
   std::array<std::vector<double>, 5> moved;
   size_t next = 0;
   const auto by_token = [&](const double* from) -> const double* {
@@ -129,8 +137,8 @@ void emit_entry(const GoldArgs& args, const GoldRows& entry, int64_t heads, int6
         std::copy_n(from + (head * n + i) * width, width, to.begin() + i * columns + head * width);
     return to.data();
   };
-  args.sink({entry.output, first, n, columns, by_token(entry.value), by_token(entry.magnitude),
-             by_token(entry.rounding), by_token(entry.spread), by_token(entry.deviation)});
+  args.sink({block.output, first, n, columns, by_token(block.value), by_token(block.magnitude),
+             by_token(block.rounding), by_token(block.spread), by_token(block.deviation)});
 }
 
 void emit_rest(const GoldArgs& args, int index, int64_t end, double value) {
@@ -143,17 +151,23 @@ void emit_rest(const GoldArgs& args, int index, int64_t end, double value) {
 }
 
 void for_sequences(const GoldArgs& args, const SequenceBounds& queries, const SequenceBounds& keys,
-                   const std::function<void(int64_t, unsigned)>& body) {
+                   const std::function<void(const SequenceBatch&, unsigned)>& body) {
   constexpr int64_t kManyPairs = 1 << 12;
-  std::vector<int64_t> others;
+  constexpr size_t kMostOfABatch = 64;
+  std::vector<SequenceBatch> batches;
+  std::map<std::pair<int64_t, int64_t>, size_t> open;  // by lengths: the batch that the next such sequence joins
   for (int64_t s = 0; s + 1 < std::ssize(queries); ++s) {
-    if (length_of(queries, s) * length_of(keys, s) >= kManyPairs) {
-      body(s, args.threads);
-    } else {
-      others.push_back(s);
+    const std::pair lengths{length_of(queries, s), length_of(keys, s)};
+    if (lengths.first * lengths.second >= kManyPairs) {
+      body({s}, args.threads);
+    } else if (lengths.first > 0 || lengths.second > 0) {
+      const auto [found, is_new] = open.try_emplace(lengths, batches.size());
+      if (!is_new && batches[found->second].size() == kMostOfABatch) found->second = batches.size();
+      if (found->second == batches.size()) batches.emplace_back();
+      batches[found->second].push_back(s);
     }
   }
-  args.parallel_for(std::ssize(others), [&](int64_t i) { body(others[static_cast<size_t>(i)], 1); });
+  args.parallel_for(std::ssize(batches), [&](int64_t i) { body(batches[static_cast<size_t>(i)], 1); });
 }
 
 double kept_pairs(const SequenceBounds& queries, const SequenceBounds& keys, const AttentionAttrs& attrs) {

@@ -34,19 +34,25 @@ void draw_bounds(const FillArgs& args, Tensor& queries, Tensor* keys, std::strin
 /// Fills the tokens of a tensor [tokens, heads, head_dim] from token `end` on with payloads that must not be read.
 void plant_rest(const FillArgs& args, Tensor& tokens, int64_t end);
 
-/// Tokens [first, first + n) of a tensor [tokens, heads, head_dim] as one batch entry of attention: [1, heads, n,
-/// head_dim].
-Tensor as_entry(const Tensor& tokens, int64_t first, int64_t n);
+/// Some sequences that have equally many queries, and equally many keys: what attention takes as a batch.
+using SequenceBatch = std::vector<int64_t>;
 
-/// Emits a block with all elements of a tensor [1, heads, n, head_dim] as tokens [first, first + n) of its output.
-void emit_entry(const GoldArgs& args, const GoldRows& entry, int64_t heads, int64_t first, int64_t n);
+/// The tokens of these sequences, whose bounds in a tensor [tokens, heads, head_dim] are `bounds`, as the batch of
+/// attention: [sequences, heads, n, head_dim].
+Tensor as_batch(const Tensor& tokens, const SequenceBounds& bounds, const SequenceBatch& sequences);
+
+/// Emits a block with all elements of one sequence of a tensor [sequences, heads, n, head_dim] as the tokens of that
+/// sequence.
+void emit_sequence(const GoldArgs& args, const GoldRows& block, int64_t heads, const SequenceBounds& bounds,
+                   const SequenceBatch& sequences);
 
 /// Emits `value` for the tokens of output `index` from token `end` on.
 void emit_rest(const GoldArgs& args, int index, int64_t end, double value = 0);
 
-/// Runs body(sequence, threads) for every sequence: long ones in turn, with all threads, the others side by side.
+/// Runs body(sequences, threads) for batches of sequences, until each that has a query or a key had its turn: long ones
+/// by themselves and with all threads, the others side by side.
 void for_sequences(const GoldArgs& args, const SequenceBounds& queries, const SequenceBounds& keys,
-                   const std::function<void(int64_t, unsigned)>& body);
+                   const std::function<void(const SequenceBatch&, unsigned)>& body);
 
 /// Pairs of a query and a key that the attributes keep: the operations of one product are 2 q_heads head_dim times as
 /// many.

@@ -40,23 +40,18 @@ struct Packs {
   SequenceBounds queries, keys;
 };
 
-/// One sequence's inputs, as attention has them.
-struct Entry {
-  Entry(const GoldArgs& args, const Packs& packs, int64_t s)
-      : first_query(packs.queries[static_cast<size_t>(s)]),
-        first_key(packs.keys[static_cast<size_t>(s)]),
-        n_queries(length_of(packs.queries, s)),
-        n_keys(length_of(packs.keys, s)),
-        q(as_entry(args.in(kOfQ), first_query, n_queries)),
-        k(as_entry(args.in(kOfK), first_key, n_keys)),
-        v(as_entry(args.in(kOfV), first_key, n_keys)) {}
+/// The inputs of some sequences, as attention has them.
+struct Batch {
+  Batch(const GoldArgs& args, const Packs& packs, const SequenceBatch& sequences)
+      : q(as_batch(args.in(kOfQ), packs.queries, sequences)),
+        k(as_batch(args.in(kOfK), packs.keys, sequences)),
+        v(as_batch(args.in(kOfV), packs.keys, sequences)) {}
 
-  int64_t first_query, first_key, n_queries, n_keys;
   Tensor q, k, v;
 };
 
-/// The arguments of attention on some inputs of one sequence.
-GoldArgs of_entry(const GoldArgs& args, std::span<const Tensor* const> inputs, unsigned threads, GoldSink sink) {
+/// The arguments of attention on such inputs.
+GoldArgs of_batch(const GoldArgs& args, std::span<const Tensor* const> inputs, unsigned threads, GoldSink sink) {
   GoldArgs own = args;
   own.inputs = inputs, own.threads = threads, own.sink = std::move(sink);
   return own;
@@ -73,13 +68,11 @@ GoldArgs of_entry(const GoldArgs& args, std::span<const Tensor* const> inputs, u
 void forward(const GoldArgs& args) {
   const Packs packs(args);
   const int64_t q_heads = args.in(kOfQ).shape[1];
-  for_sequences(args, packs.queries, packs.keys, [&](int64_t s, unsigned threads) {
-    const Entry entry(args, packs, s);
-    const std::array<const Tensor*, 4> inputs{&entry.q, &entry.k, &entry.v, nullptr};
-    attention_forward(
-        of_entry(args, inputs, threads,
-                 [&](const GoldRows& rows) { emit_entry(args, rows, q_heads, entry.first_query, entry.n_queries); }),
-        1);
+  for_sequences(args, packs.queries, packs.keys, [&](const SequenceBatch& sequences, unsigned threads) {
+    const Batch batch(args, packs, sequences);
+    const std::array<const Tensor*, 4> inputs{&batch.q, &batch.k, &batch.v, nullptr};
+    const auto emit = [&](const GoldRows& rows) { emit_sequence(args, rows, q_heads, packs.queries, sequences); };
+    attention_forward(of_batch(args, inputs, threads, emit), 1);
   });
   emit_rest(args, 0, packs.queries.back());
 }
@@ -89,18 +82,15 @@ void forward(const GoldArgs& args) {
 void backward(const GoldArgs& args) {
   const Packs packs(args);
   const int64_t q_heads = args.in(kOfQ).shape[1], kv_heads = args.in(kOfK).shape[1];
-  for_sequences(args, packs.queries, packs.keys, [&](int64_t s, unsigned threads) {
-    const Entry entry(args, packs, s);
-    const Tensor grad = as_entry(args.in(kOfGradO), entry.first_query, entry.n_queries);
-    const std::array<const Tensor*, 5> inputs{&entry.q, &entry.k, &entry.v, nullptr, &grad};
-    attention_backward(of_entry(args, inputs, threads,
-                                [&](const GoldRows& rows) {
-                                  const bool of_q = rows.output == kDq;
-                                  emit_entry(args, rows, of_q ? q_heads : kv_heads,
-                                             of_q ? entry.first_query : entry.first_key,
-                                             of_q ? entry.n_queries : entry.n_keys);
-                                }),
-                       1);
+  for_sequences(args, packs.queries, packs.keys, [&](const SequenceBatch& sequences, unsigned threads) {
+    const Batch batch(args, packs, sequences);
+    const Tensor grad = as_batch(args.in(kOfGradO), packs.queries, sequences);
+    const std::array<const Tensor*, 5> inputs{&batch.q, &batch.k, &batch.v, nullptr, &grad};
+    const auto emit = [&](const GoldRows& rows) {
+      const bool of_q = rows.output == kDq;
+      emit_sequence(args, rows, of_q ? q_heads : kv_heads, of_q ? packs.queries : packs.keys, sequences);
+    };
+    attention_backward(of_batch(args, inputs, threads, emit), 1);
   });
   emit_rest(args, kDq, packs.queries.back());
   emit_rest(args, kDk, packs.keys.back());

@@ -7,6 +7,9 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <optional>
+#include <string>
+#include <utility>
 
 #include "base/mix.hpp"
 
@@ -154,9 +157,21 @@ std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint3
 
 /// Key and upper counter are two hashes of the same names from different starting states: 128 bits in all.
 Stream Stream::derive(uint64_t seed, std::string_view op, std::string_view tensor) {
+  // Whoever draws number by number asks for the same few streams again and again: the latest ones are kept.
+  struct Known {
+    uint64_t seed = 0;
+    std::string op, tensor;
+    std::optional<Stream> stream;
+  };
+  static thread_local std::array<Known, 4> latest;
+  static thread_local size_t oldest = 0;
+  for (const Known& known : latest)
+    if (known.stream && known.seed == seed && known.tensor == tensor && known.op == op) return *known.stream;
   const uint64_t key = absorb(mix_bits(seed), op, tensor), high = absorb(mix_bits(~seed), op, tensor);
-  return {{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)},
-          {static_cast<uint32_t>(high), static_cast<uint32_t>(high >> 32)}};
+  const Stream stream{{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)},
+                      {static_cast<uint32_t>(high), static_cast<uint32_t>(high >> 32)}};
+  latest[std::exchange(oldest, (oldest + 1) % latest.size())] = {seed, std::string(op), std::string(tensor), stream};
+  return stream;
 }
 
 double Stream::normal(uint64_t index) const { return normal_quantile(uniform(index)); }

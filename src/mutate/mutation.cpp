@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <functional>
 #include <limits>
 #include <optional>
 
@@ -71,7 +73,7 @@ std::vector<Tensor> stored(const Case& c, const Values& values) {
   return outputs;
 }
 
-/// Whether the elements are equal as numbers: a product with 0 may be -0. NaN equals NaN.
+/// Whether the elements are equal as numbers, so that -0 equals 0. NaN equals NaN.
 bool same_values(const Tensor& a, const Tensor& b) {
   if (a.name.empty()) return b.name.empty();
   std::vector<double> in_a(static_cast<size_t>(a.count())), in_b(in_a.size());
@@ -79,6 +81,11 @@ bool same_values(const Tensor& a, const Tensor& b) {
   decode_row(b, 0, in_b);
   return std::equal(in_a.begin(), in_a.end(), in_b.begin(),
                     [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); });
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  return a.bytes.size() == b.bytes.size() &&
+         (a.bytes.size() == 0 || std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size()) == 0);
 }
 
 class Trials {
@@ -133,8 +140,7 @@ class Trials {
     if (!has_upstream) return;
     const std::vector<Tensor> right = stored(c_, emulated(kUsual, "", {}));
     const std::vector<Tensor> wrong = stored(c_, emulated(kUsual, "", {}, read));
-    const bool changed = !std::equal(right.begin(), right.end(), wrong.begin(), same_values);
-    add(kUpstreamInFp16, "", changed ? judged(wrong) : unchanged());
+    add(kUpstreamInFp16, "", tried(right, wrong));
   }
 
   /// A rounding that the contract does not grant is a fault.
@@ -145,17 +151,17 @@ class Trials {
       const std::string name(recipe.name);
       if (!lists(recipe.dtypes, info(c_.dtype).name) || is_granted(name)) continue;
       const std::vector<Tensor> rounded = stored(c_, emulated(kUsual, "", {name}));
-      const bool changed = !std::equal(right.begin(), right.end(), rounded.begin(), same_values);
-      add({recipe.name, recipe.formula}, "", changed ? judged(rounded) : unchanged());
+      add({recipe.name, recipe.formula}, "", tried(right, rounded));
     }
   }
 
   void spoiled_results() {
     std::vector<Tensor> outputs = stored(c_, gold_.values());
+    const std::vector<Tensor> all_right = stored(c_, gold_.values());
     for (size_t i = 0; i < outputs.size(); ++i) {
       const OutputSpec& spec = c_.pass->outputs[i];
       if (outputs[i].name.empty()) continue;
-      const Tensor right = std::move(stored(c_, gold_.values())[i]);
+      const Tensor& right = all_right[i];
       const MatrixView view = judged_view(*c_.op, spec.tensor, right.shape);
       for (const ResultFault& fault : result_faults()) {
         if (!shows_in(fault.spec, c_, right.dtype) || (fault.spec.kind == "nonfinite" && !info(right.dtype).is_float))
@@ -165,7 +171,7 @@ class Trials {
         if (fault.spoil != nullptr) fault.spoil(result);
         info(right.dtype).encode(values.data(), outputs[i].bytes.data(), values.size());
         if (fault.spoil_stored != nullptr) fault.spoil_stored(result);
-        add(fault.spec, std::string(spec.tensor.name), same_values(right, outputs[i]) ? unchanged() : judged(outputs));
+        add(fault.spec, std::string(spec.tensor.name), tried(all_right, outputs));
       }
       std::copy_n(right.bytes.data(), right.bytes.size(), outputs[i].bytes.data());
     }
@@ -224,8 +230,7 @@ class Trials {
     for (const FaultSpec& fault : c_.pass->emulation->faults) {
       if (!shows_in(fault, c_, c_.dtype) || is_granted_rounding(fault)) continue;
       const std::vector<Tensor> wrong = stored(c_, emulated(kUsual, fault.name, recipes));
-      const bool changed = !std::equal(right.begin(), right.end(), wrong.begin(), same_values);
-      add(fault, "", changed ? judged_of_data(wrong, fault, recipes) : unchanged());
+      add(fault, "", tried(right, wrong, [&] { return judged_of_data(wrong, fault, recipes); }));
       if (!recipes.empty()) trials_.back().name += fmt::format(", {}", fmt::join(recipes, " + "));
     }
   }
@@ -243,8 +248,7 @@ class Trials {
     swapped_ = true;
     const std::vector<Tensor> right_then = stored(c_, emulated(kUsual, "", recipes)),
                               wrong_then = stored(c_, emulated(kUsual, fault.name, recipes));
-    const bool changed = !std::equal(right_then.begin(), right_then.end(), wrong_then.begin(), same_values);
-    trial = changed ? judged(wrong_then) : unchanged();
+    trial = tried(right_then, wrong_then);
     std::swap(inputs_, finite_inputs_);
     swapped_ = false;
     return trial;
@@ -282,6 +286,19 @@ class Trials {
     trial.worst_gate = worst_gate_of(c_, comparisons);
     if (const auto all = causes(c_, comparisons); !all.empty()) trial.cause = all.front();
     return trial;
+  }
+
+  /// `judge` where `wrong` has other bits than `right`. Where it only has other zeros, of the other sign, that is a
+  /// fault for a contract that rejects them.
+  Trial tried(const std::vector<Tensor>& right, const std::vector<Tensor>& wrong,
+              const std::function<Trial()>& judge) const {
+    if (std::equal(right.begin(), right.end(), wrong.begin(), same_bits)) return unchanged();
+    Trial trial = judge();
+    const bool has_other_values = !std::equal(right.begin(), right.end(), wrong.begin(), same_values);
+    return has_other_values || trial.rejected() ? trial : unchanged();
+  }
+  Trial tried(const std::vector<Tensor>& right, const std::vector<Tensor>& wrong) const {
+    return tried(right, wrong, [&] { return judged(wrong); });
   }
 
   static Trial unchanged() {

@@ -24,7 +24,7 @@ struct Trial {
     control,    ///< an order of addition without a fault; must not be rejected
     fault,      ///< must be rejected
     excluded,   ///< a control, rightly rejected: its chain of additions is longer than the contract allows
-    unchanged,  ///< the fault changes no bit of this case
+    unchanged,  ///< the fault changes no number of this case, and the contract accepts its zeros
   };
   Kind kind = Kind::control;
   std::string name, meaning, expected;  ///< `expected`: for a fault, the kind of failure to find

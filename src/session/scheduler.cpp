@@ -58,20 +58,20 @@ void Scheduler::run() {
     if (!check.here || (calls_.begins && !calls_.begins(check))) continue;
     open_processes(check);
     Attempt done = attempt(index);
-    judge_previous();  // where the processes had nothing to do
     if (run_.options.total_shards) done.record.whole_index = static_cast<int64_t>(index);
     if (gone_.empty()) gone_ = done.record.run.rank_gone;
-    previous_ = std::move(done);
+    ran_.push_back(std::move(done));
     // The end of a rank is told to the other ranks at once.
-    if (!fits_side_by_side(check.c) || !gone_.empty()) judge_previous();
+    if (!fits_side_by_side(check.c) || !gone_.empty()) judge_all();
+    while (has_backlog()) judge_next();
   }
-  judge_previous();
+  judge_all();
 }
 
 void Scheduler::open_processes(const Check& check) {
   const std::string wanted = check.candidate.name + "@" + check.candidate.device;
   if (worker_ && running_ == wanted) return;
-  judge_previous();
+  judge_all();
   const bool is_first = !worker_;
   worker_.reset();
   second_.reset();
@@ -210,7 +210,7 @@ void Scheduler::run_in_processes(size_t index, const RunChecks& checks, Attempt&
 
   worker_->begin(record.candidate, record.c, attempt.inputs, attempt.outputs, checks, limit);
   if (side_by_side) begin_second();
-  work_on_neighbours(index);
+  work_meanwhile(index, side_by_side ? second : nullptr);
   record.run = worker_->finish();
   const bool is_ok = record.run.status == RunStatus::ok;
   if (second != nullptr && !side_by_side && is_ok) begin_second();
@@ -229,16 +229,33 @@ void Scheduler::run_proof_case(const Proofs::Entry& proof, CaseRecord& record) {
   append_contexts(std::move(run), proof.c, record.run);
 }
 
-void Scheduler::work_on_neighbours(size_t index) {
-  judge_previous();
+void Scheduler::work_meanwhile(size_t index, SecondProcess* second) {
   if (prepared_.check == nullptr) prepared_ = prepare(index + 1);  // this check may run on more than one set of data
+  while (!ran_.empty()) {
+    if (second != nullptr && second->may_go_on()) second->go_on();
+    if (worker_->has_answered() && (second == nullptr || second->is_done())) return;
+    judge_next();
+  }
+  if (second != nullptr) second->go_on();
 }
 
-void Scheduler::judge_previous() {
-  if (!previous_) return;
-  Attempt done = std::move(*previous_);
-  previous_.reset();
+void Scheduler::judge_next() {
+  Attempt done = std::move(ran_.front());
+  ran_.pop_front();
   calls_.judge(done);
+}
+
+void Scheduler::judge_all() {
+  while (!ran_.empty()) judge_next();
+}
+
+bool Scheduler::has_backlog() const {
+  constexpr size_t kMost = 8;
+  constexpr int64_t kMostBytes = int64_t{16} << 20;
+  if (ran_.size() <= 1) return false;  // it waits for the next check to begin
+  int64_t bytes = 0;
+  for (const Attempt& attempt : ran_) bytes += tensor_bytes(attempt.record.c);
+  return ran_.size() > kMost || bytes > kMostBytes || run_.ranks;
 }
 
 Scheduler::PreparedInputs Scheduler::prepare(size_t index) const {

@@ -2,6 +2,7 @@
 // The order of work of a run: which process works on which check, and what this process does meanwhile.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -39,12 +40,13 @@ struct SchedulerCalls {
 };
 
 /// Runs the checks of a selection in order. The candidate runs in a worker process, and once more in a second process
-/// whose bits must be the same. While they work on check i, this process judges check i-1 and makes the inputs of
-/// check i+1:
+/// whose bits must be the same. While they work on check i, this process makes the inputs of check i+1 and judges
+/// checks before i. It keeps the others busy first: once both have finished it begins check i+1, and leaves some small
+/// checks to be judged later, while it would otherwise wait:
 ///
 ///     worker          | begin i ................. finish i | begin i+1
 ///     second process  |   begin i ............. finish i   |   begin i+1
-///     this process    |     judge i-1, make inputs of i+1  |     judge i, make inputs of i+2
+///     this process    |     make inputs of i+1, judge i-2  |     make inputs of i+2, judge i-1, i
 ///
 /// Checks too large for two of them to fit into memory (see fits_side_by_side()) do not overlap: the second process
 /// begins when the worker has finished, and a check is judged before the next one begins.
@@ -86,9 +88,13 @@ class Scheduler {
   /// Runs the launches for row axes on the case of `proof` in place of the check's own case.
   void run_proof_case(const Proofs::Entry& proof, CaseRecord& record);
 
-  /// What this process does while the worker is busy with check `index`.
-  void work_on_neighbours(size_t index);
-  void judge_previous();
+  /// What this process does until the processes have finished check `index`, or there is nothing left but to wait for
+  /// them. `second` is nullptr where it does not run beside.
+  void work_meanwhile(size_t index, SecondProcess* second);
+  void judge_next();
+  void judge_all();
+  /// Whether checks that have run wait to be judged, and more of them than may wait.
+  bool has_backlog() const;
   /// Makes the inputs of the first check from `index` on, unless they are large or can't be made.
   PreparedInputs prepare(size_t index) const;
 
@@ -100,7 +106,7 @@ class Scheduler {
   std::string running_;   ///< candidate and device of worker_
   std::string arch_key_;  ///< whose overlays apply on the device of worker_
 
-  std::optional<Attempt> previous_;  ///< it has run and waits to be judged
+  std::deque<Attempt> ran_;  ///< and wait to be judged, in order
   PreparedInputs prepared_;
   std::string gone_;  ///< why a rank will not come to any further check; "" while all do
 };

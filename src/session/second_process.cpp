@@ -35,6 +35,7 @@ bool SecondProcess::may_run_beside(const Case& c) const {
 void SecondProcess::begin(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
                           std::chrono::seconds limit, unsigned threads) {
   again_ = make_outputs(c);
+  waiting_.reset(), other_.reset();
   is_running_ = false;
   try {
     if (!worker_) worker_.emplace(config_);
@@ -44,21 +45,35 @@ void SecondProcess::begin(const std::string& candidate, const Case& c, const std
     result_.message = fmt::format("{}; name --check without determinism to do without one", e.what());
     return;
   }
-  constexpr RunChecks kOneLaunch{.determinism = false, .invariance = false, .memory = false};
+  waiting_ = {&candidate, &c, &inputs, limit};
+  if (tensor_bytes(c) > kMostOtherBytes) {
+    go_on();
+    return;
+  }
   constexpr RunChecks kWithoutOutputs{.determinism = false, .invariance = false, .memory = false, .outputs = false};
-  if (tensor_bytes(c) <= kMostOtherBytes) {
-    const Case other = other_data(c);
-    result_ = worker_->run(candidate, other, make_inputs(other, threads), again_, kWithoutOutputs, limit);
+  other_ = {other_data(c), {}};
+  other_->inputs = make_inputs(other_->c, threads);
+  worker_->begin(candidate, other_->c, other_->inputs, again_, kWithoutOutputs, limit);
+}
+
+void SecondProcess::go_on() {
+  if (!waiting_) return;
+  const Request own = *std::exchange(waiting_, {});
+  if (other_) {
+    result_ = worker_->finish();
+    other_.reset();
     if (result_.status != RunStatus::ok && result_.status != RunStatus::unsupported) {
       result_.message = fmt::format("on other data: {}", result_.message);
       return;
     }
   }
-  worker_->begin(candidate, c, inputs, again_, kOneLaunch, limit);
+  constexpr RunChecks kOneLaunch{.determinism = false, .invariance = false, .memory = false};
+  worker_->begin(*own.candidate, *own.c, *own.inputs, again_, kOneLaunch, own.limit);
   is_running_ = true;
 }
 
 void SecondProcess::finish() {
+  go_on();
   if (std::exchange(is_running_, false)) result_ = worker_->finish();
 }
 

@@ -22,11 +22,17 @@ class SecondProcess {
   /// ranks do not meet those of the first.
   bool may_run_beside(const Case& c) const;
 
-  /// Runs `candidate` on other data of the same sizes, then begins to run it on `inputs`, and returns while the process
-  /// works on them. The process starts with the first call. `c` and `inputs` must live until finish().
+  /// Begins to run `candidate` on other data of the same sizes, and returns while the process works on them. The
+  /// process starts with the first call. All arguments must live until finish().
   void begin(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs, std::chrono::seconds limit,
              unsigned threads);
-  /// Waits for what begin() began.
+  /// Whether go_on() has something to begin and would not wait.
+  bool may_go_on() const { return waiting_ && (!other_ || worker_->has_answered()); }
+  /// Whether finish() would not wait.
+  bool is_done() const { return !waiting_ && (!is_running_ || worker_->has_answered()); }
+  /// Waits for the other data, and begins to run the candidate on `inputs`.
+  void go_on();
+  /// Waits for what begin() and go_on() began, and goes on where go_on() was not called.
   void finish();
 
   /// Enters into `first`, whose status is ok, where the bits of the second process differ from `outputs`. If the second
@@ -34,11 +40,26 @@ class SecondProcess {
   void compare(const std::vector<Tensor>& outputs, unsigned threads, RunResult& first);
 
  private:
+  /// Other data of a case.
+  struct OtherData {
+    Case c;
+    std::vector<Tensor> inputs;
+  };
+  /// What begin() was given.
+  struct Request {
+    const std::string* candidate;
+    const Case* c;
+    const std::vector<Tensor>* inputs;
+    std::chrono::seconds limit;
+  };
+
   WorkerConfig config_;
   std::optional<Worker> worker_;
-  RunResult result_;           ///< of the second process
-  bool is_running_ = false;    ///< result_ is not known yet
-  std::vector<Tensor> again_;  ///< the outputs of the second process
+  RunResult result_;                ///< of the second process
+  std::optional<Request> waiting_;  ///< it did not begin yet
+  std::optional<OtherData> other_;  ///< the process works on it
+  bool is_running_ = false;         ///< on the inputs of the case
+  std::vector<Tensor> again_;       ///< the outputs of the second process
 };
 
 }  // namespace checkop

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -390,6 +391,13 @@ void Worker::begin(const std::string& candidate, const Case& c, const std::vecto
         {"outputs", encode(outputs, descriptors)}, {"checks", encode(checks)}, {"allowed_bytes", allowed_bytes(c)}};
     send(std::move(request), descriptors, limit);
   });
+}
+
+bool Worker::has_answered() const {
+  if (local_ || !pending_) return false;
+  if (pending_->failure || !process_) return true;
+  pollfd socket{process_->socket.get(), POLLIN, 0};
+  return poll(&socket, 1, 0) > 0;
 }
 
 RunResult Worker::finish() {

@@ -79,6 +79,8 @@ class Worker {
   /// finish().
   void begin(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
              std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit);
+  /// Whether the process has answered what begin() sent it, or has ended; false without a process of its own.
+  bool has_answered() const;
   /// Waits for the run that begin() began. A crash or a time-out is a status of the result; the next run starts a fresh
   /// process.
   RunResult finish();
