@@ -31,15 +31,31 @@ SequenceBounds read_bounds(const Tensor& cu_seqlens, int64_t tokens);
 void draw_bounds(const FillArgs& args, Tensor& queries, Tensor* keys, std::string_view of_queries,
                  std::string_view of_keys);
 
-/// Fills the tokens of a tensor [tokens, heads, head_dim] from token `end` on with payloads that must not be read.
+/// Fills the tokens of a tensor [tokens, heads, head_dim] or [tokens, heads] from token `end` on with payloads that
+/// must not be read.
 void plant_rest(const FillArgs& args, Tensor& tokens, int64_t end);
 
-/// Tokens [first, first + n) of a tensor [tokens, heads, head_dim] as one batch entry of attention: [1, heads, n,
+/// Tokens [first, first + n) of such a tensor as one batch entry of attention: [1, heads, n,
 /// head_dim].
 Tensor as_entry(const Tensor& tokens, int64_t first, int64_t n);
 
 /// Emits a block with all elements of a tensor [1, heads, n, head_dim] as tokens [first, first + n) of its output.
 void emit_entry(const GoldArgs& args, const GoldRows& entry, int64_t heads, int64_t first, int64_t n);
+
+/// What each sequence adds to dsinks; the sums are taken in the order of the sequences.
+class SinkGradients {
+ public:
+  explicit SinkGradients(int64_t sequences) : of_sequences_(static_cast<size_t>(sequences)) {}
+  /// Keeps the block with the gradients of one sequence.
+  void take(int64_t sequence, const GoldRows& rows);
+  void emit(const GoldArgs& args, int output, int64_t heads) const;
+
+ private:
+  struct OfSequence {
+    std::vector<double> value, magnitude, rounding, spread, deviation;
+  };
+  std::vector<OfSequence> of_sequences_;
+};
 
 /// Emits `value` for the tokens of output `index` from token `end` on.
 void emit_rest(const GoldArgs& args, int index, int64_t end, double value = 0);
