@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// attention: softmax(scale q k^T) v with grouped query heads, a causal mask, a window, a soft cap and a key padding
-// mask. kv_cache_attention uses the same passes.
+// attention: softmax(scale q k^T) v with grouped query heads, a causal mask, a window, a soft cap, a key padding mask
+// and sinks. kv_cache_attention, varlen_attention and paged_attention use the same passes.
 #include "attention.hpp"
 
 #include <fmt/format.h>
@@ -27,8 +27,9 @@ constexpr std::string_view kQueries = "batch q_heads q_seq head_dim", kKeys = "b
                            kRows = "batch q_heads q_seq";
 constexpr TensorSpec kQ{"q", kQueries, Fill::query}, kK{"k", kKeys, Fill::key}, kV{"v", kKeys};
 constexpr TensorSpec kMask{"key_padding_mask", "batch kv_seq", Fill::mask, "", DType::u8, /*optional=*/true};
+constexpr TensorSpec kLse{"lse", kRows, Fill::saved, "", DType::f32, /*optional=*/true};
 
-constexpr std::array kForwardIn{kQ, kK, kV, kMask};
+constexpr std::array kForwardIn{kQ, kK, kV, kMask, kSinks};
 constexpr std::array kForwardOut{
     OutputSpec{{"o", kQueries}, Numerics::contraction, "head_dim kv_seq"},
     OutputSpec{{"lse", kRows, Fill::normal, "", DType::f32, /*optional=*/true}, Numerics::logprob, "head_dim kv_seq"}};
@@ -36,15 +37,18 @@ constexpr std::array kBackwardIn{kQ,
                                  kK,
                                  kV,
                                  kMask,
+                                 kSinks,
                                  TensorSpec{"grad_o", kQueries, Fill::upstream},
                                  TensorSpec{"o", kQueries, Fill::saved, "", {}, /*optional=*/true},
-                                 TensorSpec{"lse", kRows, Fill::saved, "", DType::f32, /*optional=*/true}};
+                                 kLse,
+                                 TensorSpec{"grad_lse", kRows, Fill::upstream, "", DType::f32, /*optional=*/true}};
 // A key's gradient sums over the queries of its group of heads. The spec names all heads, because extents have no
 // quotients.
 constexpr std::array kBackwardOut{
     OutputSpec{{"dq", kQueries}, Numerics::contraction, "head_dim kv_seq"},
     OutputSpec{{"dk", kKeys}, Numerics::contraction, "head_dim kv_seq q_heads*q_seq"},
     OutputSpec{{"dv", kKeys}, Numerics::contraction, "head_dim kv_seq q_heads*q_seq"},
+    OutputSpec{kDSinks, Numerics::reduction, "head_dim kv_seq batch*q_seq"},
 };
 
 constexpr std::string_view kFlash = "FlashAttention 2 and 3, cuDNN, PyTorch's SDPA with them, xFormers, FlashInfer";
@@ -56,21 +60,30 @@ constexpr size_t kCausal = 0, kScale = 1, kWindowLeft = 2, kWindowRight = 3, kSo
 constexpr int64_t kRowsOfATask = 16;
 constexpr double kScaleRounding = 3;  // 1/sqrt(head_dim) rounds twice, the product with it once
 
-/// Indices of a pass's inputs, for keys stored in `parts` parts.
+/// Indices of a pass's inputs, for keys stored in `parts` parts. With several, as in kv_cache_attention, there are none
+/// from sinks on but the upstream gradient.
 struct Inputs {
+  static constexpr int kNone = -1;
   int parts;
 
   static int k(int part) { return 1 + 2 * part; }
   static int v(int part) { return 2 + 2 * part; }
   int mask() const { return 1 + 2 * parts; }
-  int grad() const { return 2 + 2 * parts; }
-  int o() const { return 3 + 2 * parts; }
-  int lse() const { return 4 + 2 * parts; }
-};
-constexpr int kLseOut = 1;  // output of the forward pass
+  int sinks() const { return of_one_part(0); }
+  int grad() const { return parts == 1 ? of_one_part(1) : 2 + 2 * parts; }
+  int o() const { return of_one_part(2); }
+  int lse() const { return of_one_part(3); }
+  int grad_lse() const { return of_one_part(4); }
 
-/// kv_cache_attention lacks some inputs.
-bool has(const GoldArgs& args, int input) { return input < std::ssize(args.inputs) && args.has(input); }
+ private:
+  int of_one_part(int behind_mask) const { return parts == 1 ? 4 + behind_mask : kNone; }
+};
+constexpr int kLseOut = 1;     // output of the forward pass
+constexpr int kDSinksOut = 3;  // output of the backward pass
+
+bool has(const GoldArgs& args, int input) {
+  return input != Inputs::kNone && input < std::ssize(args.inputs) && args.has(input);
+}
 bool has_lse_out(const GoldArgs& args) {
   return kLseOut < std::ssize(args.output_shapes) && !args.output_shapes[kLseOut].empty();
 }
@@ -163,18 +176,21 @@ struct Block {
   }
 };
 
-/// The softmax of one query over its visible keys. `growth` and `rounding` are coefficients of the relative error of a
-/// probability p = exp(s - lse). With sums that grow by G, and u the unit roundoff, p errs by
+/// The softmax of one query over its visible keys and the sink of its head. `growth` and `rounding` are coefficients of
+/// the relative error of a probability p = exp(s - lse). With sums that grow by G, and u the unit roundoff, p errs by
 ///   p*(G*growth + u*rounding),  growth = S_j + 1 + sum_j p_j S_j,  S = |scale| slope sum_d |q_d k_d|
 /// S_j comes from the score's own sum, 1 from the sum of exponentials, the last term from the scores' errors in lse.
-/// `rounding` is that of LogitGradient, plus the rounding of the scale and that of the cap in both places. `slope` is
+/// The sink is one more term of the sums whose own S is 0. `rounding` is that of LogitGradient, plus the rounding of
+/// the scale and that of the cap in both places. `slope` is
 /// the derivative of a capped score by the score, 1 without a cap; `size` and `growth` are those of capped scores.
 struct QueryRow {
   std::vector<int64_t> keys;
   std::vector<double> score, capped, size, of_cap, p, growth, rounding;
   std::vector<GoldElement> slope;
-  double lse, lse_magnitude, lse_rounding;  ///< log-sum-exp of the capped scores; -inf without keys
-  bool has_rounded_scores;                  ///< by scores_in_16_bit; see ScoreErrors
+  double lse, lse_magnitude, lse_rounding;  ///< log-sum-exp of the capped scores and the sink; -inf without any
+  double sink = -INFINITY;                  ///< -inf: none
+  double sink_p = 0, sink_growth = 0, sink_rounding = 0;  ///< of the sink's probability
+  bool has_rounded_scores;                                ///< by scores_in_16_bit; see ScoreErrors
 
   void resize() {
     for (auto* array : {&score, &capped, &size, &of_cap, &p, &growth, &rounding}) array->resize(keys.size());
@@ -220,6 +236,7 @@ class Entry {
         v(joined(args, inputs.parts, Inputs::v, sizes, batch)),
         attrs_(args.attrs),
         recipes_(args.recipes),
+        sinks(has(args, inputs.sinks()) ? decoded(args.in(inputs.sinks()), 0, sizes.q_heads) : std::vector<double>()),
         cap(/*temperature=*/1, attrs_.softcap),
         scale(attrs_.scale < 0 ? 1 / std::sqrt(static_cast<double>(sizes.head_dim)) : attrs_.scale) {
     for (int64_t j = 0; j < s_.kv_seq; ++j) {
@@ -237,6 +254,7 @@ class Entry {
     row.keys.assign(std::lower_bound(kept_.begin(), kept_.end(), seen.begin),
                     std::lower_bound(kept_.begin(), kept_.end(), seen.end));
     row.resize();
+    row.sink = sinks.empty() ? -INFINITY : sinks[at(head)];
     std::vector<Dot> dots;
     for (size_t j = 0; j < row.keys.size(); ++j) {
       const Dot& dot = dots.emplace_back(&q[at(query_at(head, i))], &k[at(key_at(head, row.keys[j]))], s_.head_dim);
@@ -259,8 +277,10 @@ class Entry {
     const auto n = static_cast<int64_t>(row.keys.size());
     SoftmaxRow softmax;
     softmax.add(row.capped.data(), n, {row.size.data(), row.of_cap.data()});
+    const bool has_sink = row.sink != -INFINITY;
+    if (has_sink) softmax.add(&row.sink, 1);
     row.lse = softmax.lse(), row.lse_magnitude = row.lse_rounding = 0;
-    if (n > 0) {
+    if (n > 0 || has_sink) {
       row.lse_magnitude = softmax.mean_magnitude() + 1;
       row.lse_rounding = softmax.lse_rounding() + kScaleRounding * softmax.mean_magnitude();
     }
@@ -272,6 +292,12 @@ class Entry {
       row.rounding[j] = fixed + kArgumentUnits * std::abs(below) + std::abs(below - softmax.log_sum()) +
                         kScaleRounding * row.size[j] + row.of_cap[j];
     }
+    row.sink_p = row.sink_growth = row.sink_rounding = 0;
+    if (!has_sink) return;
+    const double below = row.sink - softmax.max;
+    row.sink_p = std::exp(below) / softmax.sum;
+    row.sink_growth = 1 + softmax.mean_magnitude();
+    row.sink_rounding = fixed + kArgumentUnits * std::abs(below) + std::abs(below - softmax.log_sum());
   }
 
   /// Rounds the scores before and after the scale, unless one is too large for the dtype of the case. A product with a
@@ -331,6 +357,7 @@ class Entry {
   const ActiveRecipes& recipes_;
 
  public:
+  const std::vector<double> sinks;  ///< of every query head; empty: none
   const LogitTransform cap;
   const double scale;
 };
@@ -422,15 +449,17 @@ namespace {
 /// Adds the roundings of a query's row to its gradients. Errors d_j of exp(s_j) and e_j of dp_j move
 ///   p_j by p_j (d_j - sum_l p_l d_l)
 ///   dt_j by dt_j d_j - dt_j sum_l p_l d_l - p_j sum_l dt_l d_l  and by  scale p_j (e_j - sum_l p_l e_l)
-/// to first order, for dt_j = scale p_j (dp_j - D); ds_j is that times the slope of the cap, whose own error counts,
-/// too. o_in_16_bit moves D = sum_d g_d o_d, and each dt_j by -scale p_j times that.
+/// to first order, for dt_j = scale p_j (dp_j - D + g) with the gradient g of lse, where the last sum has dt_l without
+/// its g; ds_j is dt_j times the slope of the cap, whose own error counts, too. o_in_16_bit moves D = sum_d g_d o_d,
+/// and each dt_j by -scale p_j times that. The gradient of a sink moves as D and its probability do.
 class RoundedGradients {
  public:
-  RoundedGradients(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s, int64_t head, const QueryRow& row)
-      : recipes_(recipes), entry_(entry), n_(s.head_dim), head_(head), row_(row) {}
+  RoundedGradients(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s, int64_t head, const QueryRow& row,
+                   double d, double of_lse)
+      : recipes_(recipes), entry_(entry), n_(s.head_dim), head_(head), row_(row), d_(d), of_lse_(of_lse) {}
 
   void add(const double* grad, int64_t query, const std::vector<Dot>& dp, const std::vector<double>& dt, Block& dq,
-           Block& dk, Block& dv) const {
+           Block& dk, Block& dv, Block& dsinks) const {
     for (size_t j = 0; j < dt.size(); ++j) {
       const double p = recipes_.size(row_.p[j]), size = rounded_ds(slope(j) * dt[j]);
       if (recipes_.has(recipe::kP)) dv.add_roundings(key(j), n_, p * p, p, grad);
@@ -438,8 +467,10 @@ class RoundedGradients {
       dq.add_roundings(query, n_, size * size, size, &entry_.k[at(key(j))]);
       dk.add_roundings(key(j), n_, size * size, size, &entry_.q[at(query)]);
     }
-    if (recipes_.has(recipe::kO)) add_o(grad, query, dq, dk);
-    if (recipes_.has(recipe::kScores)) add_scores(grad, query, dp, dt, dq, dk, dv);
+    if (recipes_.has(recipe::kO)) add_o(grad, query, dq, dk, dsinks);
+    if (!recipes_.has(recipe::kScores)) return;
+    add_scores(grad, query, dp, dt, dq, dk, dv);
+    if (row_.sink_p != 0) add_scores_of_sink(dp, dsinks);
   }
 
  private:
@@ -463,7 +494,7 @@ class RoundedGradients {
     return sum;
   }
 
-  void add_o(const double* grad, int64_t query, Block& dq, Block& dk) const {
+  void add_o(const double* grad, int64_t query, Block& dq, Block& dk, Block& dsinks) const {
     const std::vector<double> o = mean(row_.p, entry_.v), k = mean(times_slope(row_.p), entry_.k);
     double square = 0, size = 0;  // of the errors of D
     for (int64_t d = 0; d < n_; ++d) {
@@ -479,6 +510,23 @@ class RoundedGradients {
       const double factor = scale * row_.p[j] * slope(j);
       dk.add_roundings(key(j), n_, factor * factor * square, factor * size, &entry_.q[at(query)]);
     }
+    if (row_.sink_p != 0) dsinks.add_rounding(head_, row_.sink_p * row_.sink_p * square, row_.sink_p * size);
+  }
+
+  /// p_sink (g - D) moves by -p_sink sum_l p_l d_l (g - D + dp_l - D) and by -p_sink sum_l p_l e_l. It is rounded, too,
+  /// before it is added to those of other queries.
+  void add_scores_of_sink(const std::vector<Dot>& dp, Block& dsinks) const {
+    const RoundedScores scores(recipes_, entry_.cap, row_);
+    const double off = of_lse_ - d_, own = recipes_.size(row_.sink_p * off);
+    double square = own * own, size = own;
+    for (size_t j = 0; j < dp.size(); ++j) {
+      const double weight = row_.sink_p * row_.p[j];
+      const double by_score = weight * scores.amplitude[j] * std::abs(off + dp[j].value - d_);
+      const double by_dp = weight * recipes_.size(dp[j].value);
+      square += RoundedScores::kRoundings * by_score * by_score + by_dp * by_dp;
+      size += RoundedScores::kRoundings * by_score + by_dp;
+    }
+    dsinks.add_rounding(head_, square, size);
   }
 
   void add_scores(const double* grad, int64_t query, const std::vector<Dot>& dp, const std::vector<double>& dt,
@@ -489,32 +537,36 @@ class RoundedGradients {
     std::vector<double> b(p.size());        // of scale p_j e_j
     double pp = 0, pd = 0, dd = 0, bb = 0;  // sums of squares and products of a p, a dt and b
     double p1 = 0, d1 = 0, b1 = 0;          // sums of their sizes
+    std::vector<double> by_d(p.size());     // dt without the gradient of lse
     for (size_t j = 0; j < p.size(); ++j) {
-      const double ap = a[j] * p[j], ad = a[j] * dt[j];
+      by_d[j] = dt[j] - entry_.scale * p[j] * of_lse_;
+      const double ap = a[j] * p[j], ad = a[j] * by_d[j];
       b[j] = std::abs(entry_.scale) * p[j] * recipes_.size(dp[j].value);
       pp += ap * ap, pd += ap * ad, dd += ad * ad, bb += b[j] * b[j];
       p1 += ap, d1 += std::abs(ad), b1 += b[j];
     }
     const std::vector<double> k = mean(times_slope(p), entry_.k), dq_of_row = mean(times_slope(dt), entry_.k);
     for (size_t j = 0; j < p.size(); ++j) {
-      const double ap = a[j] * p[j], ad = std::abs(a[j] * dt[j]), own = recipes_.size(slope(j) * dt[j]);
+      const double ap = a[j] * p[j], own = recipes_.size(slope(j) * dt[j]);
+      const double by_own = std::abs(a[j] * (dt[j] * (1 - p[j]) - p[j] * by_d[j]));
       const double of_slope = std::abs(dt[j]) * scores.slope[j];
       const auto square = [](double x) { return x * x; };
       const double p_square = square(ap * (1 - p[j])) + square(p[j]) * (pp - square(ap));
       const double p_size = ap * (1 - p[j]) + p[j] * (p1 - ap);
       dv.add_roundings(key(j), n_, kTwice * p_square, kTwice * p_size, grad);
-      const double others = square(dt[j]) * pp + 2 * dt[j] * p[j] * pd + square(p[j]) * dd - square(2 * p[j] * ad);
-      const double of_scores =
-          square(slope(j) * ad * std::abs(1 - 2 * p[j]) + of_slope) + square(slope(j)) * std::max(0.0, others);
-      const double of_scores_size =
-          slope(j) * (ad * std::abs(1 - 2 * p[j]) + std::abs(dt[j]) * p1 + p[j] * d1) + of_slope;
+      const double others =
+          square(dt[j]) * pp + 2 * dt[j] * p[j] * pd + square(p[j]) * dd - square(ap * (dt[j] + by_d[j]));
+      const double of_scores = square(slope(j) * by_own + of_slope) + square(slope(j)) * std::max(0.0, others);
+      const double of_scores_size = slope(j) * (by_own + std::abs(dt[j]) * p1 + p[j] * d1) + of_slope;
       const double of_dp = square(slope(j)) * (square(b[j] * (1 - p[j])) + square(p[j]) * (bb - square(b[j])));
       const double of_dp_size = slope(j) * (b[j] * (1 - p[j]) + p[j] * (b1 - b[j]));
       dk.add_roundings(key(j), n_, kTwice * of_scores + of_dp + own * own, kTwice * of_scores_size + of_dp_size + own,
                        &entry_.q[at(query)]);
       for (int64_t d = 0; d < n_; ++d) {
         const double of_key = entry_.k[at(key(j) + d)], off = slope(j) * of_key - k[at(d)];
-        const double by_score = std::abs(a[j] * (dt[j] * off - p[j] * dq_of_row[at(d)])) + of_slope * std::abs(of_key);
+        const double by_score =
+            std::abs(a[j] * (dt[j] * slope(j) * of_key - by_d[j] * k[at(d)] - p[j] * dq_of_row[at(d)])) +
+            of_slope * std::abs(of_key);
         const double by_dp = b[j] * std::abs(off), by_ds = own * std::abs(of_key);
         dq.add_rounding(query + d, kTwice * square(by_score) + square(by_dp) + square(by_ds),
                         kTwice * by_score + by_dp + by_ds);
@@ -526,6 +578,7 @@ class RoundedGradients {
   const Entry& entry_;
   const int64_t n_, head_;
   const QueryRow& row_;
+  const double d_, of_lse_;  ///< the row sum D, and the gradient of lse
 };
 
 /// The gradients of one head of a group, summed over its queries, are rounded before the heads are added up.
@@ -598,17 +651,18 @@ struct Saved {
 };
 
 /// Adds the contribution of query i of `head` to the gradients; `grad` is the batch entry's upstream gradient.
-///   dp_j = grad.v_j, summed over d;  D = sum_j p_j dp_j (grad.o would be as accurate);  dt_j = p_j (dp_j - D);
-///   ds_j = dt_j times the slope of the cap
+///   dp_j = grad.v_j, summed over d;  D = sum_j p_j dp_j (grad.o would be as accurate);  dt_j = p_j (dp_j - D + g) with
+///   the gradient g of lse;  ds_j = dt_j times the slope of the cap;  dsink = sum over queries of p_sink (g - D)
 /// Errors, with E_j = sum_d |grad v_j|:
-///   D: sum_j p_j E_j (2 + growth_j), rounding sum_j p_j E_j rounding_j;
-///   dt_j: p_j (E_j + error of D + |dp_j - D| growth_j), rounding p_j (rounding of D + |dp_j - D| (rounding_j + 2));
-///   ds_j: see by_logit(); the scale rounds in the score, of which the slope is a function
+///   D: sum_j p_j E_j (2 + growth_j), rounding sum_j p_j E_j rounding_j + |D|, and |g| where both are added first;
+///   dt_j: p_j (E_j + error of D + |dp_j - D + g| growth_j), rounding p_j (that of D + |dp_j - D + g| (rounding_j +
+///   2)); ds_j: see by_logit(); the scale rounds in the score, of which the slope is a function dsink: as dt without
+///   E_j, and the sum's own
 /// A kernel that takes D or p from what the forward pass saved has the roundings of these; the gold knows them, for it
 /// has the exact values, too. Their products are far below the other errors.
 void differentiate_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s,
-                       const std::vector<double>& grad, const Saved& saved, int64_t head, int64_t i, QueryRow& row,
-                       Block& dq, Block& dk, Block& dv) {
+                       const std::vector<double>& grad, const std::vector<double>& grad_lse, const Saved& saved,
+                       int64_t head, int64_t i, QueryRow& row, Block& dq, Block& dk, Block& dv, Block& dsinks) {
   entry.load(head, i, row);
   std::vector<double> all_dt;
   const int64_t query = entry.query_at(head, i), n = s.head_dim;
@@ -622,15 +676,16 @@ void differentiate_row(const ActiveRecipes& recipes, const Entry& entry, const S
     d_magnitude += row.p[j] * dp[j].magnitude * (2 + row.growth[j]);
     d_rounding += row.p[j] * dp[j].magnitude * row.rounding[j];
   }
-  d_rounding += std::abs(d);
   const int64_t r = head * s.q_seq + i;
+  const double g = grad_lse.empty() ? 0 : grad_lse[at(r)];
+  d_rounding += std::abs(d) + std::abs(g);
   // A kernel with rounded scores computes its own lse and D.
   const bool uses_saved = saved.any() && !row.has_rounded_scores;
   const double of_lse = uses_saved ? saved.growth_of_p(row, r) : 0;
   const double of_o = uses_saved ? saved.added_to_d(&grad[at(query)], n, d, d_size, r) : 0;
   for (size_t j = 0; j < row.keys.size(); ++j) {
     const int64_t key = entry.key_at(head, row.keys[j]);
-    const double p = row.p[j], growth = row.growth[j], rounding = row.rounding[j], off = dp[j].value - d;
+    const double p = row.p[j], growth = row.growth[j], rounding = row.rounding[j], off = dp[j].value - d + g;
     const double dt = entry.scale * p * off, weight = std::abs(entry.scale) * p;
     const double dt_magnitude = std::abs(dt) + weight * (dp[j].magnitude + d_magnitude + std::abs(off) * growth);
     // A probability below the smallest normal number may be flushed to 0, as may its products.
@@ -651,8 +706,14 @@ void differentiate_row(const ActiveRecipes& recipes, const Entry& entry, const S
     }
     all_dt.push_back(dt);
   }
+  if (row.sink_p != 0) {
+    const double p = row.sink_p, off = g - d, value = p * off, one = 1;
+    dsinks.add(head, 1, value, std::abs(value) + p * (d_magnitude + std::abs(off) * row.sink_growth),
+               p * (d_rounding + std::abs(off) * (row.sink_rounding + 2)) + kFlushUnits * (std::abs(off) + 1), &one);
+    if (uses_saved) dsinks.move(head, 1, -p * of_o, p * of_lse * (off - of_o), &one);
+  }
   if (!recipes.none())
-    RoundedGradients(recipes, entry, s, head, row).add(&grad[at(query)], query, dp, all_dt, dq, dk, dv);
+    RoundedGradients(recipes, entry, s, head, row, d, g).add(&grad[at(query)], query, dp, all_dt, dq, dk, dv, dsinks);
 }
 
 /// Emits keys [first, first + n) of every head of `all` as row `row` of an output.
@@ -677,21 +738,25 @@ void sink_keys(const GoldArgs& args, int output, int64_t row, const Block& all, 
 void attention_backward(const GoldArgs& args, int parts) {
   const Inputs inputs{parts};
   const Sizes s = sizes_of(args, parts);
-  const int64_t group = s.q_heads / s.kv_heads;
+  const int64_t group = s.q_heads / s.kv_heads, rows = s.q_heads * s.q_seq;
+  const bool rounds = !args.recipes.none(), has_saved = has(args, inputs.o()) || has(args, inputs.lse());
+  Block dsinks(s.q_heads, rounds, has_saved);
   for (int64_t b = 0; b < s.batch; ++b) {
     const Entry entry(args, inputs, s, b);
     const std::vector<double> grad = decoded(args.in(inputs.grad()), b * s.queries(), s.queries());
     const ActiveRecipes& recipes = args.recipes;
-    const bool rounds = !recipes.none(), rounds_heads = recipes.has(recipe::kGroup) && group > 1;
+    const std::vector<double> grad_lse =
+        has(args, inputs.grad_lse()) ? decoded(args.in(inputs.grad_lse()), b * rows, rows) : std::vector<double>();
+    const bool rounds_heads = recipes.has(recipe::kGroup) && group > 1;
     const Saved saved(args, inputs, s, b);
-    Block dq(s.queries(), rounds, saved.any()), dk(s.keys(), rounds, saved.any()), dv(s.keys(), rounds, saved.any());
+    Block dq(s.queries(), rounds, has_saved), dk(s.keys(), rounds, has_saved), dv(s.keys(), rounds, has_saved);
     args.parallel_for(s.kv_heads, [&](int64_t kv_head) {
       QueryRow row;
       const int64_t first = kv_head * s.kv_seq * s.head_dim, n = s.kv_seq * s.head_dim;
       for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
         RoundedHeads of_k(dk, first, rounds_heads ? n : 0), of_v(dv, first, rounds_heads ? n : 0);
         for (int64_t i = 0; i < s.q_seq; ++i)
-          differentiate_row(recipes, entry, s, grad, saved, head, i, row, dq, dk, dv);
+          differentiate_row(recipes, entry, s, grad, grad_lse, saved, head, i, row, dq, dk, dv, dsinks);
         of_k.add(recipes), of_v.add(recipes);
       }
     });
@@ -706,6 +771,9 @@ void attention_backward(const GoldArgs& args, int parts) {
       first += n;
     }
   }
+  if (!has(args, inputs.sinks())) return;
+  dsinks.finish(args, kDSinksOut, /*equal=*/false);
+  dsinks.sink(args, kDSinksOut, 0);
 }
 
 AttentionAttrs::AttentionAttrs(std::span<const double> attrs)
@@ -755,6 +823,14 @@ void plant_masked_keys(const FillArgs& args, const std::vector<std::string_view>
   }
 }
 
+void plant_sinks(const FillArgs& args) {
+  constexpr std::array<double, 3> kPlanted{100, -INFINITY, -100};
+  Tensor* const sinks = args.find(kSinks.name);
+  if (sinks == nullptr || args.mode != InputMode::extreme) return;
+  for (int64_t head = 0; head < sinks->count(); ++head)
+    if (const auto kind = static_cast<size_t>(head % 4); kind > 0) sinks->set(head, kPlanted[kind - 1]);
+}
+
 Work attention_work(const GoldArgs& args, int parts, int products) {
   const Sizes s = sizes_of(args, parts);
   const AttentionAttrs attrs(args.attrs);
@@ -776,13 +852,13 @@ constexpr std::array<Recipe, 5> kAttentionBackwardRecipes{
            kRows},
     Recipe{recipe::kDs, "dq dk dk_cache dk_new", k16Bit, /*exact=*/false,
            "dq = scale sum_j round(ds_j) k_j, dk = scale sum_i round(ds_i) q_i", kFlash, "", kRows},
-    Recipe{recipe::kO, "dq dk dk_cache dk_new", k16Bit, /*exact=*/false, "ds = p (dp - sum_d grad_d round(o_d))",
+    Recipe{recipe::kO, "dq dk dk_cache dk_new dsinks", k16Bit, /*exact=*/false, "ds = p (dp - sum_d grad_d round(o_d))",
            kFlash, "", kRows},
     Recipe{recipe::kGroup, "dk dv dk_cache dv_cache dk_new dv_new", k16Bit, /*exact=*/false,
            "dk = sum over the group's heads of round(dk of the head), dv likewise",
            "FlashAttention 2 with grouped heads, autograd of repeat_kv"},
     // A kernel that stores the scores stores P too, and takes the row sum of dP*P from it.
-    Recipe{recipe::kScores, "dq dk dv dk_cache dv_cache dk_new dv_new", k16Bit, /*exact=*/false,
+    Recipe{recipe::kScores, "dq dk dv dk_cache dv_cache dk_new dv_new dsinks", k16Bit, /*exact=*/false,
            "p = softmax(round(scale round(q k^T))), ds = round(scale p (round(dp) - D))", kEager,
            /*excludes=*/recipe::kO, kRows, /*rounds_large=*/true},
 };
@@ -818,7 +894,10 @@ namespace {
 void forward(const GoldArgs& args) { attention_forward(args, 1); }
 void backward(const GoldArgs& args) { attention_backward(args, 1); }
 
-void refine(const FillArgs& args) { plant_masked_keys(args, {"k"}, {"v"}); }
+void refine(const FillArgs& args) {
+  plant_masked_keys(args, {"k"}, {"v"});
+  plant_sinks(args);
+}
 
 Work forward_work(const GoldArgs& args) { return attention_work(args, 1, kForwardProducts); }
 Work backward_work(const GoldArgs& args) { return attention_work(args, 1, kBackwardProducts); }

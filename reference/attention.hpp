@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention over keys in one or several tensors, concatenated: the code shared by attention and kv_cache_attention.
-// Defined in attention.cpp.
+// Attention over keys in one or several tensors, concatenated: the code shared by attention, kv_cache_attention,
+// varlen_attention and paged_attention. Defined in attention.cpp.
 #pragma once
 
 #include <array>
@@ -34,21 +34,28 @@ struct AttentionAttrs {
   /// - q_seq) is its own key. With causal no key after p.
   Range keys_of(int64_t i, int64_t q_seq, int64_t kv_seq) const;
 };
-/// The rounding points of both operators.
+
+/// A logit of each query head that counts in the denominator alone, as a key with a value of 0 would. It is neither
+/// scaled nor capped; -inf: none. And its gradient.
+inline constexpr TensorSpec kSinks{"sinks", "q_heads", Fill::normal, "", {}, /*optional=*/true};
+inline constexpr TensorSpec kDSinks{"dsinks", "q_heads", Fill::normal, "", {}, /*optional=*/true};
+
+/// The rounding points of these operators.
 extern const std::array<Recipe, 2> kAttentionForwardRecipes;
 extern const std::array<Recipe, 5> kAttentionBackwardRecipes;
 
 /// The passes over `parts` parts of keys, where kv_seq is the sum of their lengths:
 ///   in:  q[batch, q_heads, q_seq, head_dim]; for each part k, v[batch, kv_heads, its length, head_dim];
-///        optional key_padding_mask[batch, kv_seq], nonzero keeps; backward: grad_o[batch, q_heads, q_seq, head_dim],
-///        then, if the operator has them, optional o and lse, which a forward pass saved
-///   out: o, shaped as q; optional lse[batch, q_heads, q_seq]     backward: dq; for each part dk, dv
+///        optional key_padding_mask[batch, kv_seq], nonzero keeps; with one part optional sinks[q_heads]; backward:
+///        grad_o[batch, q_heads, q_seq, head_dim], then with one part optional o and lse, which a forward pass saved,
+///        and grad_lse[batch, q_heads, q_seq]
+///   out: o, shaped as q; optional lse[batch, q_heads, q_seq]     backward: dq; for each part dk, dv; with sinks dsinks
 /// Query head h reads key head h / (q_heads/kv_heads).
-///   o_i = sum_j p_ij v_j,  p_i = softmax over the kept keys of query i of t_ij;  o_i = 0 without kept keys
+///   o_i = sum_j p_ij v_j,  p_ij = exp(t_ij - lse_i) over the kept keys of query i;  o_i = 0 without kept keys
 ///   t_ij = s_ij = scale q_i k_j,  or with a cap c  t_ij = c tanh(s_ij/c)
-///   lse_i = log of the sum of exponentials of its t; -inf without kept keys
-///   dv = p^T grad,  dt = p*(grad v^T - rowsum(grad*o)),  ds = dt*(1 - (t/c)^2),  dq = scale ds k,
-///   dk = scale ds^T q, summed over the heads of a group
+///   lse_i = log(sum_j exp(t_ij) + exp(the sink of its head)); -inf without kept keys and a sink
+///   dv = p^T grad,  dt = p*(grad v^T - rowsum(grad*o) + grad_lse),  ds = dt*(1 - (t/c)^2),  dq = scale ds k,
+///   dk = scale ds^T q, summed over the heads of a group;  dsink = sum_i exp(sink - lse_i) (grad_lse_i - grad_i o_i)
 /// Keys that are not kept are never read; they may hold anything.
 /// Source of the gradients: differentiated by hand; checked by gradient_test.
 void attention_forward(const GoldArgs& args, int parts);
@@ -64,6 +71,9 @@ inline constexpr int kForwardProducts = 2, kBackwardProducts = 5;
 /// the tensors of the parts, in order.
 void plant_masked_keys(const FillArgs& args, const std::vector<std::string_view>& keys,
                        const std::vector<std::string_view>& values);
+
+/// In mode extreme: three of four sinks become 100, -inf and -100.
+void plant_sinks(const FillArgs& args);
 
 /// Throws InputError when kv_heads does not divide q_heads, and for invalid attributes; the second one for those of
 /// kWindowAttrs, too.

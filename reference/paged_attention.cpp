@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::string_view kQueries = "tokens_q q_heads head_dim", kCache = "pages page_size kv_heads head_dim";
 constexpr std::string_view kPerQuery = "head_dim max_pages*page_size";
-enum Input : int { kOfQ, kOfKCache, kOfVCache, kOfQBounds, kOfTable, kOfLengths };
+enum Input : int { kOfQ, kOfKCache, kOfVCache, kOfQBounds, kOfTable, kOfLengths, kOfSinks };
 enum Output : int { kOfO, kOfLse };
 
 constexpr std::array kForwardIn{TensorSpec{"q", kQueries, Fill::query},
@@ -33,7 +33,8 @@ constexpr std::array kForwardIn{TensorSpec{"q", kQueries, Fill::query},
                                 TensorSpec{"v_cache", kCache},
                                 TensorSpec{"cu_seqlens_q", "seqs+1", Fill::positions, "", DType::i32},
                                 TensorSpec{"block_table", "seqs max_pages", Fill::positions, "", DType::i32},
-                                TensorSpec{"seq_lens", "seqs", Fill::positions, "", DType::i32}};
+                                TensorSpec{"seq_lens", "seqs", Fill::positions, "", DType::i32},
+                                kSinks};
 constexpr std::array kForwardOut{
     OutputSpec{{"o", kQueries}, Numerics::contraction, kPerQuery},
     OutputSpec{
@@ -106,7 +107,7 @@ SequenceBounds queries_of(const GoldArgs& args) { return read_bounds(args.in(kOf
 
 /// Gold of paged_attention: attention of every sequence by itself.
 ///   in:  q[tokens_q, q_heads, head_dim], k_cache, v_cache[pages, page_size, kv_heads, head_dim], cu_seqlens_q[seqs+1],
-///        block_table[seqs, max_pages], seq_lens[seqs]
+///        block_table[seqs, max_pages], seq_lens[seqs], optional sinks[q_heads]
 ///   out: o, shaped as q; 0 from row cu_seqlens_q[seqs] on; optional lse[tokens_q, q_heads], there -inf
 /// Sequence s has queries [cu_seqlens_q[s], cu_seqlens_q[s+1]) and seq_lens[s] keys, those of its queries included: key
 /// j lies in page block_table[s][j / page_size], at j mod page_size. Query i of n is at key i + seq_lens[s] - n, from
@@ -120,7 +121,7 @@ void forward(const GoldArgs& args) {
   for_sequences(args, queries, pages.bounds(), [&](const SequenceBatch& sequences, unsigned threads) {
     const Tensor q = as_batch(args.in(kOfQ), queries, sequences), k = pages.batch(args.in(kOfKCache), sequences),
                  v = pages.batch(args.in(kOfVCache), sequences);
-    const std::array<const Tensor*, 4> inputs{&q, &k, &v, nullptr};
+    const std::array<const Tensor*, 5> inputs{&q, &k, &v, nullptr, args.inputs[kOfSinks]};
     GoldArgs own = args;
     own.inputs = inputs, own.threads = threads;
     own.sink = [&](const GoldRows& rows) { emit_sequence(args, rows, q_heads, queries, sequences); };
@@ -242,6 +243,7 @@ void refine(const FillArgs& args) {
     seq_lens.set(s, static_cast<double>(lengths.back()));
   }
   draw_table(args, lengths, table);
+  plant_sinks(args);
   plant_rest(args, *args.find("q"), static_cast<int64_t>(bounds.at(bounds.count() - 1)));
   const std::vector<char> used = Pages(*args.find("k_cache"), table, seq_lens).used();
   for (const std::string_view name : {"k_cache", "v_cache"}) {

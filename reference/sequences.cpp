@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -88,7 +89,9 @@ void store(const SequenceBounds& bounds, Tensor& to) {
   encode_int(to.dtype, bounds.data(), to.bytes.data(), bounds.size());
 }
 
-int64_t token_size(const Tensor& tokens) { return tokens.shape[1] * tokens.shape[2]; }
+/// Elements of one head of a token: 1 in a tensor [tokens, heads].
+int64_t width_of(const Tensor& tokens) { return tokens.shape.size() < 3 ? 1 : tokens.shape[2]; }
+int64_t token_size(const Tensor& tokens) { return tokens.shape[1] * width_of(tokens); }
 
 }  // namespace
 
@@ -107,9 +110,9 @@ void plant_rest(const FillArgs& args, Tensor& tokens, int64_t end) {
 }
 
 Tensor as_batch(const Tensor& tokens, const SequenceBounds& bounds, const SequenceBatch& sequences) {
-  const int64_t heads = tokens.shape[1], n = length_of(bounds, sequences.front());
-  Tensor batch(tokens.name, tokens.dtype, {std::ssize(sequences), heads, n, tokens.shape[2]});
-  const size_t bytes = static_cast<size_t>(tokens.shape[2]) * info(tokens.dtype).bytes;
+  const int64_t heads = tokens.shape[1], width = width_of(tokens), n = length_of(bounds, sequences.front());
+  Tensor batch(tokens.name, tokens.dtype, {std::ssize(sequences), heads, n, width});
+  const size_t bytes = static_cast<size_t>(width) * info(tokens.dtype).bytes;
   std::byte* to = batch.bytes.data();
   for (const int64_t sequence : sequences) {
     const int64_t first = bounds[static_cast<size_t>(sequence)];
@@ -148,6 +151,28 @@ void emit_rest(const GoldArgs& args, int index, int64_t end, double value) {
   const std::vector<double> zeros(static_cast<size_t>(columns)), values(zeros.size(), value);
   for (int64_t token = end; token < shape[0]; ++token)
     args.sink({index, token, 1, columns, values.data(), zeros.data(), zeros.data()});
+}
+
+void SinkGradients::take(int64_t sequence, const GoldRows& rows) {
+  const auto copy = [&](const double* from) {
+    return from == nullptr ? std::vector<double>() : std::vector<double>(from, from + rows.n_rows * rows.columns);
+  };
+  of_sequences_[static_cast<size_t>(sequence)] = {copy(rows.value), copy(rows.magnitude), copy(rows.rounding),
+                                                  copy(rows.spread), copy(rows.deviation)};
+}
+
+void SinkGradients::emit(const GoldArgs& args, int output, int64_t heads) const {
+  std::vector<double> value(static_cast<size_t>(heads)), magnitude(value), rounding(value), spread(value),
+      variance(value);
+  for (const OfSequence& one : of_sequences_) {
+    for (size_t i = 0; i < one.value.size(); ++i) {
+      value[i] += one.value[i], magnitude[i] += one.magnitude[i], rounding[i] += one.rounding[i];
+      if (one.spread.empty()) continue;
+      spread[i] += one.spread[i], variance[i] += one.deviation[i] * one.deviation[i];
+    }
+  }
+  for (double& x : variance) x = std::sqrt(x);
+  args.sink({output, 0, 1, heads, value.data(), magnitude.data(), rounding.data(), spread.data(), variance.data()});
 }
 
 void for_sequences(const GoldArgs& args, const SequenceBounds& queries, const SequenceBounds& keys,

@@ -31,20 +31,36 @@ SequenceBounds read_bounds(const Tensor& cu_seqlens, int64_t tokens);
 void draw_bounds(const FillArgs& args, Tensor& queries, Tensor* keys, std::string_view of_queries,
                  std::string_view of_keys);
 
-/// Fills the tokens of a tensor [tokens, heads, head_dim] from token `end` on with payloads that must not be read.
+/// Fills the tokens of a tensor [tokens, heads, head_dim] or [tokens, heads] from token `end` on with payloads that
+/// must not be read.
 void plant_rest(const FillArgs& args, Tensor& tokens, int64_t end);
 
 /// Some sequences that have equally many queries, and equally many keys: what attention takes as a batch.
 using SequenceBatch = std::vector<int64_t>;
 
-/// The tokens of these sequences, whose bounds in a tensor [tokens, heads, head_dim] are `bounds`, as the batch of
-/// attention: [sequences, heads, n, head_dim].
+/// The tokens of these sequences, whose bounds in a tensor [tokens, heads, head_dim] or [tokens, heads] are `bounds`, as
+/// the batch of attention: [sequences, heads, n, head_dim], with a head_dim of 1 for the latter.
 Tensor as_batch(const Tensor& tokens, const SequenceBounds& bounds, const SequenceBatch& sequences);
 
 /// Emits a block with all elements of one sequence of a tensor [sequences, heads, n, head_dim] as the tokens of that
 /// sequence.
 void emit_sequence(const GoldArgs& args, const GoldRows& block, int64_t heads, const SequenceBounds& bounds,
                    const SequenceBatch& sequences);
+
+/// What each sequence, or batch of some, adds to dsinks; the sums are taken in the order of the sequences.
+class SinkGradients {
+ public:
+  explicit SinkGradients(int64_t sequences) : of_sequences_(static_cast<size_t>(sequences)) {}
+  /// Keeps the block with the gradients of a batch, of which `sequence` is the first one.
+  void take(int64_t sequence, const GoldRows& rows);
+  void emit(const GoldArgs& args, int output, int64_t heads) const;
+
+ private:
+  struct OfSequence {
+    std::vector<double> value, magnitude, rounding, spread, deviation;
+  };
+  std::vector<OfSequence> of_sequences_;
+};
 
 /// Emits `value` for the tokens of output `index` from token `end` on.
 void emit_rest(const GoldArgs& args, int index, int64_t end, double value = 0);

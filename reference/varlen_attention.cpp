@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // varlen_attention: attention of sequences of different lengths, packed one after the other.
 #include <array>
+#include <limits>
 
 #include "attention.hpp"
 #include "rearranged.hpp"
@@ -16,16 +17,29 @@ constexpr std::string_view kQueries = "tokens_q q_heads head_dim", kKeys = "toke
 constexpr TensorSpec kQ{"q", kQueries, Fill::query}, kK{"k", kKeys, Fill::key}, kV{"v", kKeys};
 constexpr TensorSpec kQBounds{"cu_seqlens_q", "seqs+1", Fill::positions, "", DType::i32};
 constexpr TensorSpec kKBounds{"cu_seqlens_k", "seqs+1", Fill::positions, "", DType::i32, /*optional=*/true};
-enum Input : int { kOfQ, kOfK, kOfV, kOfQBounds, kOfKBounds, kOfGradO };
-enum Output : int { kDq, kDk, kDv };
+constexpr std::string_view kRows = "tokens_q q_heads";
+enum Input : int { kOfQ, kOfK, kOfV, kOfQBounds, kOfKBounds, kOfSinks, kOfGradO, kOfGradLse };
+enum Output : int { kDq, kDk, kDv, kOfDSinks };
+constexpr int kOfLse = 1;  // output of the forward pass
 
-constexpr std::array kForwardIn{kQ, kK, kV, kQBounds, kKBounds};
-constexpr std::array kForwardOut{OutputSpec{{"o", kQueries}, Numerics::contraction, "head_dim tokens_k"}};
-constexpr std::array kBackwardIn{kQ, kK, kV, kQBounds, kKBounds, TensorSpec{"grad_o", kQueries, Fill::upstream}};
+constexpr std::array kForwardIn{kQ, kK, kV, kQBounds, kKBounds, kSinks};
+constexpr std::array kForwardOut{
+    OutputSpec{{"o", kQueries}, Numerics::contraction, "head_dim tokens_k"},
+    OutputSpec{
+        {"lse", kRows, Fill::normal, "", DType::f32, /*optional=*/true}, Numerics::logprob, "head_dim tokens_k"}};
+constexpr std::array kBackwardIn{kQ,
+                                 kK,
+                                 kV,
+                                 kQBounds,
+                                 kKBounds,
+                                 kSinks,
+                                 TensorSpec{"grad_o", kQueries, Fill::upstream},
+                                 TensorSpec{"grad_lse", kRows, Fill::upstream, "", DType::f32, /*optional=*/true}};
 constexpr std::array kBackwardOut{
     OutputSpec{{"dq", kQueries}, Numerics::contraction, "head_dim tokens_k"},
     OutputSpec{{"dk", kKeys}, Numerics::contraction, "head_dim tokens_k q_heads*tokens_q"},
     OutputSpec{{"dv", kKeys}, Numerics::contraction, "head_dim tokens_k q_heads*tokens_q"},
+    OutputSpec{kDSinks, Numerics::reduction, "head_dim tokens_k tokens_q"},
 };
 
 /// The bounds of the sequences among the queries and among the keys.
@@ -59,34 +73,49 @@ GoldArgs of_batch(const GoldArgs& args, std::span<const Tensor* const> inputs, u
 
 /// Gold of varlen_attention: attention of every sequence by itself.
 ///   in:  q[tokens_q, q_heads, head_dim], k, v[tokens_k, kv_heads, head_dim], cu_seqlens_q[seqs+1], optional
-///        cu_seqlens_k[seqs+1], without which the keys have the bounds of the queries
-///   out: o, shaped as q; 0 from row cu_seqlens_q[seqs] on
+///        cu_seqlens_k[seqs+1], without which the keys have the bounds of the queries, optional sinks[q_heads]
+///   out: o, shaped as q; 0 from row cu_seqlens_q[seqs] on; optional lse[tokens_q, q_heads], there -inf
 /// Sequence s has queries [cu_seqlens_q[s], cu_seqlens_q[s+1]) and the keys of its own bounds. `causal` counts from its
-/// own ends: query i of n sees keys j <= i + (number of keys - n). Rows behind the last sequence are never read; they
-/// may hold anything.
-/// Throws InputError for bounds that do not start with 0, decrease, or end beyond the tokens.
+/// own ends: query i of n sees keys j <= i + (number of keys - n); windows count from its own key. Rows behind the last
+/// sequence are never read; they may hold anything. Throws InputError for bounds that do not start with 0, decrease, or
+/// end beyond the tokens.
 void forward(const GoldArgs& args) {
   const Packs packs(args);
   const int64_t q_heads = args.in(kOfQ).shape[1];
   for_sequences(args, packs.queries, packs.keys, [&](const SequenceBatch& sequences, unsigned threads) {
     const Batch batch(args, packs, sequences);
-    const std::array<const Tensor*, 4> inputs{&batch.q, &batch.k, &batch.v, nullptr};
+    const std::array<const Tensor*, 5> inputs{&batch.q, &batch.k, &batch.v, nullptr, args.inputs[kOfSinks]};
     const auto emit = [&](const GoldRows& rows) { emit_sequence(args, rows, q_heads, packs.queries, sequences); };
     attention_forward(of_batch(args, inputs, threads, emit), 1);
   });
   emit_rest(args, 0, packs.queries.back());
+  if (!args.output_shapes[kOfLse].empty())
+    emit_rest(args, kOfLse, packs.queries.back(), -std::numeric_limits<double>::infinity());
 }
 
 /// Gold of varlen_attention's gradients: those of every sequence by itself, 0 behind the last one.
-///   in:  as forward, then grad_o[tokens_q, q_heads, head_dim]     out: dq, dk, dv, shaped as q, k and v
+///   in:  as forward, then grad_o[tokens_q, q_heads, head_dim], optional grad_lse[tokens_q, q_heads]
+///   out: dq, dk, dv, shaped as q, k and v; with sinks dsinks, summed over the sequences
 void backward(const GoldArgs& args) {
   const Packs packs(args);
   const int64_t q_heads = args.in(kOfQ).shape[1], kv_heads = args.in(kOfK).shape[1];
+  SinkGradients dsinks(std::ssize(packs.queries) - 1);
   for_sequences(args, packs.queries, packs.keys, [&](const SequenceBatch& sequences, unsigned threads) {
     const Batch batch(args, packs, sequences);
     const Tensor grad = as_batch(args.in(kOfGradO), packs.queries, sequences);
-    const std::array<const Tensor*, 5> inputs{&batch.q, &batch.k, &batch.v, nullptr, &grad};
+    Tensor grad_lse;
+    if (args.has(kOfGradLse)) grad_lse = as_batch(args.in(kOfGradLse), packs.queries, sequences);
+    const std::array<const Tensor*, 9> inputs{&batch.q,
+                                              &batch.k,
+                                              &batch.v,
+                                              nullptr,
+                                              args.inputs[kOfSinks],
+                                              &grad,
+                                              nullptr,
+                                              nullptr,
+                                              args.has(kOfGradLse) ? &grad_lse : nullptr};
     const auto emit = [&](const GoldRows& rows) {
+      if (rows.output == kOfDSinks) return dsinks.take(sequences.front(), rows);
       const bool of_q = rows.output == kDq;
       emit_sequence(args, rows, of_q ? q_heads : kv_heads, of_q ? packs.queries : packs.keys, sequences);
     };
@@ -95,6 +124,7 @@ void backward(const GoldArgs& args) {
   emit_rest(args, kDq, packs.queries.back());
   emit_rest(args, kDk, packs.keys.back());
   emit_rest(args, kDv, packs.keys.back());
+  if (args.has(kOfSinks)) dsinks.emit(args, kOfDSinks, q_heads);
 }
 
 Packs packs_of(const IdentityArgs& args) {
@@ -117,7 +147,8 @@ Work work(const GoldArgs& args) {
   const int64_t queries_end = packs.queries.back(), keys_end = packs.keys.back();
   double unread =
       rest_bytes(q, queries_end) + rest_bytes(args.in(kOfK), keys_end) + rest_bytes(args.in(kOfV), keys_end);
-  if (products == kBackwardProducts) unread += rest_bytes(args.in(kOfGradO), queries_end);
+  for (const int gradient : {kOfGradO, kOfGradLse})
+    if (products == kBackwardProducts && args.has(gradient)) unread += rest_bytes(args.in(gradient), queries_end);
   return {2.0 * products * static_cast<double>(q.shape[1] * q.shape[2]) *
               kept_pairs(packs.queries, packs.keys, AttentionAttrs(args.attrs)),
           unread};
@@ -129,8 +160,9 @@ void refine(const FillArgs& args) {
   draw_bounds(args, of_q, of_k, "tokens_q", "tokens_k");
   const auto queries_end = static_cast<int64_t>(of_q.at(of_q.count() - 1));
   const auto keys_end = of_k == nullptr ? queries_end : static_cast<int64_t>(of_k->at(of_k->count() - 1));
-  for (const std::string_view name : {"q", "grad_o"})
+  for (const std::string_view name : {"q", "grad_o", "grad_lse"})
     if (Tensor* const tensor = args.find(name); tensor != nullptr) plant_rest(args, *tensor, queries_end);
+  plant_sinks(args);
   for (const std::string_view name : {"k", "v"}) plant_rest(args, *args.find(name), keys_end);
 }
 
@@ -182,9 +214,9 @@ constexpr Operator kVarlenAttention{"varlen_attention",
                                     "reduction",
                                     "o = attention of every packed sequence by itself",
                                     "seqs",
-                                    kAttentionAttrs,
+                                    kWindowAttrs,
                                     kPasses,
-                                    check_attention_sizes,
+                                    check_window_sizes,
                                     refine,
                                     /*parallel_dim=*/"",
                                     /*left_out=*/"rows behind the last sequence",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // attention / cuda: as described in cuda/attention.cuh, with all keys in one array.
-//   inputs: q, k, v, key_padding_mask     backward: then grad_o, o, lse     outputs: o, lse     backward: dq, dk, dv
+//   inputs: q, k, v, key_padding_mask, sinks     backward: then grad_o, o, lse, grad_lse
+//   outputs: o, lse     backward: dq, dk, dv, dsinks
 #include "cuda/attention.cuh"
 
 namespace checkop::kernels {

@@ -9,19 +9,17 @@
 //   backward pass computes neither again.
 //   causal keeps key j <= i + (kv_seq - q_seq). A row without keys is 0. Masked keys may hold NaN; but NaN and
 //   infinities in the values of keys that `causal` hides from a row reach it if they are in its last block of 128 keys.
-//   Limits: sm_90 only; no window_left, window_right or softcap. fp32, gradients in fp16 (where ds would underflow),
-//   other head_dim and a scale that is not positive are computed as in the candidate cuda, with its limits. Otherwise
-//   16-bit arrays that do not begin at a 16-byte boundary are CHECKOP_UNSUPPORTED: TMA can't read them, and other code
-//   would give a row other bits.
-//   Workspace: forward 256 bytes, with a mask also 24 bytes per 128 keys and 8 per batch entry. Backward: 8 bytes per
-//   query of a head, o and 4 more unless o and lse are given, and ds in 16 bits of as many key heads as fit 1 GiB or
-//   give 264 blocks of 128 keys.
-//   Expected error: scores are chains of head_dim / 16 additions that truncate (sm90/config.cuh), o of kv_seq / 16; the
-//   exponentials are within 2 ulp, their sums chains of kv_seq / 4 additions. p is rounded to the dtype of the case
-//   before the product with v, the sum of p is not: recipe p_in_16_bit. Backward: o, p and ds are rounded to 16 bits
-//   before they are multiplied: recipes o_in_16_bit, p_in_16_bit, ds_in_16_bit. The o of D has the rounding of p, too:
-//   with very few keys D errs by up to 2^-9 sum_d do o. dq is a chain of kv_seq / 16 additions, dk and dv of
-//   group * q_seq / 16.
+//   Limits: sm_90 only; no window_left, window_right, softcap, sinks or gradient of lse. fp32, gradients in fp16 (where
+//   ds would underflow), other head_dim and a scale that is not positive are computed as in the candidate cuda, with
+//   its limits. Otherwise 16-bit arrays that do not begin at a 16-byte boundary are CHECKOP_UNSUPPORTED: TMA can't read
+//   them, and other code would give a row other bits. Workspace: forward 256 bytes, with a mask also 24 bytes per 128
+//   keys and 8 per batch entry. Backward: 8 bytes per query of a head, o and 4 more unless o and lse are given, and ds
+//   in 16 bits of as many key heads as fit 1 GiB or give 264 blocks of 128 keys. Expected error: scores are chains of
+//   head_dim / 16 additions that truncate (sm90/config.cuh), o of kv_seq / 16; the exponentials are within 2 ulp, their
+//   sums chains of kv_seq / 4 additions. p is rounded to the dtype of the case before the product with v, the sum of p
+//   is not: recipe p_in_16_bit. Backward: o, p and ds are rounded to 16 bits before they are multiplied: recipes
+//   o_in_16_bit, p_in_16_bit, ds_in_16_bit. The o of D has the rounding of p, too: with very few keys D errs by up to
+//   2^-9 sum_d do o. dq is a chain of kv_seq / 16 additions, dk and dv of group * q_seq / 16.
 // The bits of a row of o depend on its query and on the keys that it keeps: not on the batch, the other rows, the
 // length of either sequence, the mask's form or the number of multiprocessors; see attention/sm90.cuh. Only the index
 // of a key modulo 128 and the blocks of 128 keys count.
@@ -36,6 +34,7 @@ namespace {
 namespace hopper = attention::hopper;
 
 constexpr PartNames kParts[] = {{"k", "v", "dk", "dv"}};
+using In = BehindMask<1>;
 
 /// Three warpgroups of queries where head_dim leaves them enough registers.
 using Wide = hopper::AttentionConfig<128, 2, 2>;
@@ -43,7 +42,7 @@ using Narrow = hopper::AttentionConfig<64, 3, 4>;
 
 /// Workspace if the Hopper kernel might run. Called before the shapes have been checked.
 size_t forward_workspace(const checkop_call* call) {
-  if (call->n_inputs != 4 || call->inputs[0].rank != 4 || call->inputs[1].rank != 4) return 0;
+  if (call->n_inputs != In::kGrad || call->inputs[0].rank != 4 || call->inputs[1].rank != 4) return 0;
   AttentionParams shape{};
   shape.batch = call->inputs[0].shape[0], shape.kv_seq = call->inputs[1].shape[2];
   return hopper::forward_workspace_bytes(shape, call->inputs[3].rank > 0);
@@ -51,15 +50,16 @@ size_t forward_workspace(const checkop_call* call) {
 
 size_t backward_workspace(const checkop_call* call) {
   const size_t portable = attention_workspace(call);
-  if (call->n_inputs != 7 || call->n_attrs != 5 || call->inputs[0].rank != 4 || call->inputs[1].rank != 4) {
+  if (call->n_inputs != In::kGradLse + 1 || call->n_attrs != 5 || call->inputs[0].rank != 4 ||
+      call->inputs[1].rank != 4) {
     return portable;
   }
   const int64_t *q = call->inputs[0].shape, *k = call->inputs[1].shape;
   AttentionParams shape{q[0], q[1], k[1], q[2], k[2], k[2], static_cast<int>(q[3]), call->attrs[0].value != 0, 1.0f};
   const bool is_empty = shape.heads() == 0 || shape.q_seq == 0 || shape.kv_seq == 0 || shape.kv_heads == 0;
   if (is_empty || call->inputs[0].dtype != CHECKOP_BF16 || (shape.width != 64 && shape.width != 128)) return portable;
-  return std::max(portable, hopper::BackwardLayout(shape, call->inputs[3].rank > 0, call->inputs[5].rank > 0,
-                                                   call->inputs[6].rank > 0)
+  return std::max(portable, hopper::BackwardLayout(shape, call->inputs[3].rank > 0, call->inputs[In::kO].rank > 0,
+                                                   call->inputs[In::kLse].rank > 0)
                                 .bytes);
 }
 
@@ -102,18 +102,21 @@ checkop_status run(const checkop_call* call, const AttentionParams& shape) {
   return say(call, CHECKOP_OK, is_wide ? "wgmma, tile 128x128" : "wgmma, tile 192x128");
 }
 
-/// The Hopper kernels know no window and no soft cap.
-checkop_status decline_window_and_cap(const checkop_call* call, const AttentionParams& shape) {
+/// The Hopper kernels know no window, no soft cap, no sinks and no gradient of lse.
+checkop_status decline_options(const checkop_call* call, const AttentionParams& shape) {
   const bool has_window = shape.window_left >= 0 || (!shape.causal && shape.window_right >= 0);
   if (has_window) return say(call, CHECKOP_UNSUPPORTED, "window_left and window_right: only -1 is supported");
   if (!shape.cap.is_none()) return say(call, CHECKOP_UNSUPPORTED, "softcap: only 0 is supported");
+  if (call->inputs[In::kSinks].data != nullptr) return say(call, CHECKOP_UNSUPPORTED, "sinks are not supported");
+  if (call->n_inputs > In::kGradLse && call->inputs[In::kGradLse].data != nullptr)
+    return say(call, CHECKOP_UNSUPPORTED, "grad_lse is not supported");
   return CHECKOP_OK;
 }
 
 checkop_status launch_forward(const checkop_call* call) {
   AttentionParams shape;
   if (auto status = check_call(call, false, kParts, shape)) return status;
-  if (auto status = decline_window_and_cap(call, shape)) return status;
+  if (auto status = decline_options(call, shape)) return status;
   if (has_shape(shape) && call->inputs[0].dtype == CHECKOP_F16) return run<__half>(call, shape);
   if (has_shape(shape) && call->inputs[0].dtype == CHECKOP_BF16) return run<__nv_bfloat16>(call, shape);
   return launch_attention(call, false, kParts);
@@ -123,7 +126,7 @@ checkop_status launch_backward(const checkop_call* call) {
   using T = __nv_bfloat16;
   AttentionParams shape;
   if (auto status = check_call(call, true, kParts, shape)) return status;
-  if (auto status = decline_window_and_cap(call, shape)) return status;
+  if (auto status = decline_options(call, shape)) return status;
   if (!has_shape(shape) || call->inputs[0].dtype != CHECKOP_BF16) return launch_attention(call, true, kParts);
   if (auto status = check_alignment(call)) return status;
   const auto input = [&](int i) { return static_cast<const T*>(call->inputs[i].data); };
@@ -133,8 +136,8 @@ checkop_status launch_backward(const checkop_call* call) {
   backward.forward.q = input(0), backward.forward.k = input(1), backward.forward.v = input(2);
   backward.forward.keep = static_cast<const uint8_t*>(call->inputs[3].data);
   backward.forward.stream = static_cast<cudaStream_t>(call->stream);
-  backward.grad = input(4), backward.saved_o = input(5);
-  backward.saved_lse = static_cast<const float*>(call->inputs[6].data);
+  backward.grad = input(In::kGrad), backward.saved_o = input(In::kO);
+  backward.saved_lse = static_cast<const float*>(call->inputs[In::kLse].data);
   backward.dq = output(0), backward.dk = output(1), backward.dv = output(2);
   backward.workspace = static_cast<std::byte*>(call->workspace);
   if (!hopper::has_backward(backward)) return launch_attention(call, true, kParts);

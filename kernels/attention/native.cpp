@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // attention / native: CPU, as described in cpu/attention.hpp, with all keys in one tensor.
-//   inputs: q, k, v, key_padding_mask     backward: then grad_o, o, lse     outputs: o, lse     backward: dq, dk, dv
+//   inputs: q, k, v, key_padding_mask, sinks     backward: then grad_o, o, lse, grad_lse
+//   outputs: o, lse     backward: dq, dk, dv, dsinks
 #include "cpu/attention.hpp"
 
 namespace {

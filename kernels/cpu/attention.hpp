@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // The passes of the "native" CPU candidates of attention (keys in one tensor) and kv_cache_attention (keys in two):
 // fp32, one head of one batch entry at a time. Keys that the mask drops are removed first.
-//   s[i,j] = cap(scale q[i] k[j])    p = softmax_j(s)    o[i] = sum_j p[i,j] v[j]    cap(x) = softcap tanh(x / softcap)
-//   dp = do v^T    ds = p * (dp - rowsum(p * dp)) * cap'    dq = scale ds k    dk = scale ds^T q    dv = p^T do
-//   q, o, do, dq: [batch, q_heads, q_seq, D]  k, v, dk, dv: [batch, kv_heads, length of the part, D] fp32|bf16|fp16
-//   key_padding_mask: [batch, kv_seq] uint8, kv_seq the sum of the parts' lengths; nonzero keeps a key; may be absent
-//   Attributes causal and scale; window_left, window_right and softcap where the operator has them: query i sees the
-//   keys from window_left before its own, i + (kv_seq - q_seq), to window_right after it, or to its own if causal. With
-//   one part: lse[i] = log sum_j exp(s[i,j]), [batch, q_heads, q_seq] fp32, optional output of the forward pass; -inf
-//   for a row without keys. o and lse of a forward pass, optional inputs of the backward pass, are used instead of
-//   computing them again: p = exp(s - lse), rowsum(do * o).
-//   Limits: contiguous, q_heads a multiple of kv_heads.   Expected error: chains of 67 to 68 additions, then a tree
-//   over blocks of 512 or 1024 terms; one more chain over the heads of a group.
+//   s[i,j] = cap(scale q[i] k[j])    p[i,j] = exp(s[i,j] - lse[i])    o[i] = sum_j p[i,j] v[j]    cap(x) = softcap
+//   tanh(x / softcap) dp = do v^T    D = rowsum(p * dp)    ds = p * (dp - D + dlse) * cap'    dq = scale ds k    dk =
+//   scale ds^T q dv = p^T do    dsinks[h] = sum_i exp(sinks[h] - lse[i]) (dlse[i] - D[i]) q, o, do, dq: [batch,
+//   q_heads, q_seq, D]  k, v, dk, dv: [batch, kv_heads, length of the part, D] fp32|bf16|fp16 key_padding_mask: [batch,
+//   kv_seq] uint8, kv_seq the sum of the parts' lengths; nonzero keeps a key; may be absent Attributes causal and
+//   scale; window_left, window_right and softcap where the operator has them: query i sees the keys from window_left
+//   before its own, i + (kv_seq - q_seq), to window_right after it, or to its own if causal. With one part: lse[i] =
+//   log(sum_j exp(s[i,j]) + exp(sinks[h])), [batch, q_heads, q_seq] fp32, optional output of the forward pass; -inf for
+//   a row without keys and a sink. sinks[q_heads], optional, in the dtype of q. o and lse of a forward pass, optional
+//   inputs of the backward pass, are used instead of computing them again: p = exp(s - lse), D = rowsum(do * o). dlse,
+//   the gradient of lse, may be absent. dsinks is in the dtype of q, or in fp32. Limits: contiguous, q_heads a multiple
+//   of kv_heads.   Expected error: chains of 67 to 68 additions, then a tree over blocks of 512 or 1024 terms; one more
+//   chain over the heads of a group, and for dsinks over the batch.
 #pragma once
 
 #include "cpu/logit_transform.hpp"
@@ -36,10 +38,16 @@ struct AttentionParams {
   float scale;
   const checkop_tensor* saved_o = nullptr;  // of a forward pass; nullptr when absent
   const float* saved_lse = nullptr;         // likewise
+  const float* grad_lse = nullptr;          // the gradient of lse; nullptr when absent
+  std::vector<float> sinks = {};            // of every query head; empty when absent
   int64_t left = -1, right = -1;            // keys before and after its own that a query sees; below 0: all
   LogitTransform cap = {};
 
   int64_t group() const { return q_heads / kv_heads; }
+  /// The sink of a query head; heads are counted over the batch.
+  float sink(int64_t head) const {
+    return sinks.empty() ? -std::numeric_limits<float>::infinity() : sinks[size(head % q_heads)];
+  }
   int64_t work() const { return batch * q_heads * q_seq * kv_seq * width; }
 };
 
@@ -60,7 +68,18 @@ inline float* check_rows(const checkop_tensor& t, const char* name, const Attent
   return static_cast<float*>(t.data);
 }
 
-/// Inputs are q, k and v of each part, then the mask.
+/// Inputs that the operators with one part have behind the mask, and those of kv_cache_attention.
+struct InputsBehindMask {
+  explicit InputsBehindMask(int parts)
+      : sinks(parts == 1 ? 4 : -1),
+        grad_o(parts == 1 ? 5 : 2 + 2 * parts),
+        o(parts == 1 ? 6 : -1),
+        lse(parts == 1 ? 7 : -1),
+        grad_lse(parts == 1 ? 8 : -1) {}
+  int sinks, grad_o, o, lse, grad_lse;  // -1: none
+};
+
+/// Inputs are q, k and v of each part, then the mask, and with one part the sinks.
 inline AttentionParams params_of(const checkop_call& c, int parts) {
   const checkop_tensor &q = c.inputs[0], &mask = c.inputs[1 + 2 * parts];
   if (c.n_attrs != 2 && c.n_attrs != 5)
@@ -103,6 +122,12 @@ inline AttentionParams params_of(const checkop_call& c, int parts) {
                                       " queries: the causal mask needs one new key per query");
   Extent mask_length{"batch * kv_seq", p.batch * p.kv_seq};
   if (p.keep != nullptr) check_list(mask, "key_padding_mask", CHECKOP_U8, mask_length);
+  if (const int of_sinks = InputsBehindMask(parts).sinks; of_sinks >= 0 && c.inputs[of_sinks].data != nullptr) {
+    Extent heads{"q_heads", p.q_heads};
+    check_list(c.inputs[of_sinks], "sinks", q.dtype, heads);
+    p.sinks.resize(size(p.q_heads));
+    load(c.inputs[of_sinks], 0, p.q_heads, p.sinks.data());
+  }
   return p;
 }
 
@@ -153,11 +178,12 @@ inline void weighted_sum(const float* weight, int64_t step, const float* rows, i
 }
 
 /// p[0, seen.n) of one query; returns its lse. A row whose scores are all -inf is NaN, as the formula gives; a row
-/// without keys is empty. `saved`: the lse of a forward pass, or null. `slope`: the derivative of the cap at each
-/// score, or null.
-inline float probabilities(const AttentionParams& p, const float* q, const Keys& keys, const Seen& seen, float* to,
-                           const float* saved = nullptr, float* slope = nullptr) {
-  float max = -std::numeric_limits<float>::infinity();
+/// without keys is empty. `sink`: that of the query's head, -inf for none. `saved`: the lse of a forward pass, or null.
+/// `slope`: the derivative of the cap at each score, or null.
+inline float probabilities(const AttentionParams& p, const float* q, const Keys& keys, const Seen& seen, float sink,
+                           float* to, const float* saved = nullptr, float* slope = nullptr) {
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  float max = sink;
   const int64_t n = seen.n;
   for (int64_t j = 0; j < n; ++j) {
     const float score = p.scale * dot(q, &keys.k[size((seen.first + j) * p.width)], p.width);
@@ -170,14 +196,15 @@ inline float probabilities(const AttentionParams& p, const float* q, const Keys&
     return *saved;
   }
   for (int64_t j = 0; j < n; ++j) to[j] = std::exp(to[j] - max);
-  const float sum = blocked_sum(n, [to](int64_t j) { return to[j]; });
+  const float of_keys = blocked_sum(n, [to](int64_t j) { return to[j]; });
+  const float sum = sink == kNone ? of_keys : of_keys + std::exp(sink - max);
   for (int64_t j = 0; j < n; ++j) to[j] /= sum;
   return n == 0 ? max : max + std::log(sum);
 }
 
 inline checkop_status forward(const checkop_call* call, int parts) {
   return run(call, [parts](const checkop_call& c) {
-    check_counts(c, 2 + 2 * parts, parts == 1 ? 2 : 1);
+    check_counts(c, (parts == 1 ? 3 : 2) + 2 * parts, parts == 1 ? 2 : 1);
     const AttentionParams p = params_of(c, parts);
     const checkop_tensor& o = c.outputs[0];
     check_heads(o, "o", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
@@ -191,7 +218,7 @@ inline checkop_status forward(const checkop_call* call, int parts) {
           const Seen seen = keys.seen_by(p, i);
           std::vector<float> out(size(p.width));
           load(p.q, at, p.width, q.data());
-          const float of_row = probabilities(p, q.data(), keys, seen, weights.data());
+          const float of_row = probabilities(p, q.data(), keys, seen, p.sink(head), weights.data());
           if (lse != nullptr) lse[head * p.q_seq + i] = of_row;
           weighted_sum(weights.data(), 1, keys.v.data() + seen.first * p.width, seen.n, p.width, out.data());
           store(o, at, p.width, out.data());
@@ -201,15 +228,16 @@ inline checkop_status forward(const checkop_call* call, int parts) {
   });
 }
 
-/// Computes the gradients of one query head: stores its dq, adds to dk and dv of the kept keys.
-inline void head_gradients(const AttentionParams& p, const checkop_tensor& grad_o, const checkop_tensor& dq,
-                           int64_t head, const Keys& keys, std::vector<float>& dk, std::vector<float>& dv) {
-  if (p.q_seq == 0) return;
+/// Computes the gradients of one query head: stores its dq, adds to dk and dv of the kept keys. Returns that of the
+/// head's sink.
+inline float head_gradients(const AttentionParams& p, const checkop_tensor& grad_o, const checkop_tensor& dq,
+                            int64_t head, const Keys& keys, std::vector<float>& dk, std::vector<float>& dv) {
+  if (p.q_seq == 0) return 0;
   const auto n_keys = static_cast<int64_t>(keys.index.size());
   const int64_t first = head * p.q_seq * p.width;
   std::vector<float> q(size(p.q_seq * p.width)), grad(q.size()), o(p.saved_o == nullptr ? 0 : q.size());
   std::vector<float> weights(size(p.q_seq * n_keys)), ds(weights.size());  // 0 beside the keys that a query sees
-  std::vector<float> slope(size(n_keys));
+  std::vector<float> slope(size(n_keys)), of_sink(size(p.q_seq));
   load(p.q, first, p.q_seq * p.width, q.data());
   load(grad_o, first, p.q_seq * p.width, grad.data());
   if (p.saved_o != nullptr) load(*p.saved_o, first, p.q_seq * p.width, o.data());
@@ -218,10 +246,14 @@ inline void head_gradients(const AttentionParams& p, const checkop_tensor& grad_
     const int64_t n = seen.n, at = i * n_keys + seen.first;
     float *w = weights.data() + at, *d = ds.data() + at;
     const float* const lse = p.saved_lse == nullptr ? nullptr : p.saved_lse + head * p.q_seq + i;
-    probabilities(p, &q[size(i * p.width)], keys, seen, w, lse, slope.data());
+    const float of_row = probabilities(p, &q[size(i * p.width)], keys, seen, p.sink(head), w, lse, slope.data());
     for (int64_t j = 0; j < n; ++j)
       d[j] = dot(&grad[size(i * p.width)], &keys.v[size((seen.first + j) * p.width)], p.width);
-    const float mean = o.empty() ? dot(w, d, n) : dot(&grad[size(i * p.width)], &o[size(i * p.width)], p.width);
+    const float of_lse = p.grad_lse == nullptr ? 0 : p.grad_lse[head * p.q_seq + i];
+    const float row_sum = o.empty() ? dot(w, d, n) : dot(&grad[size(i * p.width)], &o[size(i * p.width)], p.width);
+    const float mean = row_sum - of_lse;
+    if (p.sink(head) != -std::numeric_limits<float>::infinity())
+      of_sink[size(i)] = std::exp(p.sink(head) - of_row) * -mean;
     for (int64_t j = 0; j < n; ++j) d[j] = p.scale * (w[j] * (d[j] - mean) * slope[size(j)]);
     std::vector<float> out(size(p.width));
     weighted_sum(d, 1, keys.k.data() + seen.first * p.width, n, p.width, out.data());
@@ -234,32 +266,49 @@ inline void head_gradients(const AttentionParams& p, const checkop_tensor& grad_
     weighted_sum(weights.data() + j, n_keys, grad.data(), p.q_seq, p.width, out.data());
     for (int64_t i = 0; i < p.width; ++i) dv[size(j * p.width + i)] += out[size(i)];
   }
+  return blocked_sum(p.q_seq, [&](int64_t i) { return of_sink[size(i)]; });
+}
+
+/// The gradients of the sinks: those of every batch entry's heads, added in order.
+inline void store_sink_gradients(const AttentionParams& p, const std::vector<float>& of_heads,
+                                 const checkop_tensor& to) {
+  std::vector<float> sums(size(p.q_heads));
+  for (size_t i = 0; i < of_heads.size(); ++i) sums[i % sums.size()] += of_heads[i];
+  store(to, 0, p.q_heads, sums.data());
 }
 
 /// Outputs are dq, then dk and dv of each part.
 inline checkop_status backward(const checkop_call* call, int parts) {
   return run(call, [parts](const checkop_call& c) {
-    check_counts(c, (parts == 1 ? 5 : 3) + 2 * parts, 1 + 2 * parts);
+    const InputsBehindMask in(parts);
+    check_counts(c, (parts == 1 ? 7 : 3) + 2 * parts, (parts == 1 ? 2 : 1) + 2 * parts);
     AttentionParams p = params_of(c, parts);
-    const checkop_tensor &grad_o = c.inputs[2 + 2 * parts], &dq = c.outputs[0];
+    const checkop_tensor &grad_o = c.inputs[in.grad_o], &dq = c.outputs[0];
     check_heads(grad_o, "grad_o", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
     check_heads(dq, "dq", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
-    if (parts == 1 && c.inputs[5].data != nullptr) {
-      check_heads(c.inputs[5], "o", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
-      p.saved_o = &c.inputs[5];
+    if (parts == 1 && c.inputs[in.o].data != nullptr) {
+      check_heads(c.inputs[in.o], "o", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
+      p.saved_o = &c.inputs[in.o];
     }
-    if (parts == 1) p.saved_lse = check_rows(c.inputs[6], "lse", p);
+    if (parts == 1) p.saved_lse = check_rows(c.inputs[in.lse], "lse", p);
+    if (parts == 1) p.grad_lse = check_rows(c.inputs[in.grad_lse], "grad_lse", p);
     for (int part = 0; part < parts; ++part) {
       const int64_t seq = p.parts[size(part)].seq;
       check_heads(c.outputs[1 + 2 * part], "dk", p.q.dtype, p.batch, p.kv_heads, seq, p.width);
       check_heads(c.outputs[2 + 2 * part], "dv", p.q.dtype, p.batch, p.kv_heads, seq, p.width);
     }
+    if (!p.sinks.empty()) {
+      const checkop_tensor& dsinks = c.outputs[3];
+      Extent heads{"q_heads", p.q_heads};
+      check_list(dsinks, "dsinks", dsinks.dtype == CHECKOP_F32 ? CHECKOP_F32 : p.q.dtype, heads);
+    }
+    std::vector<float> of_sinks(size(p.batch * p.q_heads));
     parallel_for(p.batch * p.kv_heads, 5 * p.work(), [&](int64_t begin, int64_t end) {
       for (int64_t kv_head = begin; kv_head < end; ++kv_head) {
         const Keys keys(p, kv_head / p.kv_heads, kv_head % p.kv_heads);
         std::vector<float> kept_dk(keys.k.size()), kept_dv(keys.k.size());
-        for (int64_t g = 0; g < p.group(); ++g)
-          head_gradients(p, grad_o, dq, kv_head * p.group() + g, keys, kept_dk, kept_dv);
+        for (int64_t head = kv_head * p.group(); head < (kv_head + 1) * p.group(); ++head)
+          of_sinks[size(head)] = head_gradients(p, grad_o, dq, head, keys, kept_dk, kept_dv);
         std::vector<float> all_dk(size(p.kv_seq * p.width)), all_dv(all_dk.size());
         for (size_t i = 0; i < keys.index.size(); ++i) {
           std::copy_n(&kept_dk[i * size(p.width)], p.width, &all_dk[size(keys.index[i] * p.width)]);
@@ -272,6 +321,7 @@ inline checkop_status backward(const checkop_call* call, int parts) {
         }
       }
     });
+    if (!p.sinks.empty()) store_sink_gradients(p, of_sinks, c.outputs[3]);
   });
 }
 

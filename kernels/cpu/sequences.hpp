@@ -27,9 +27,22 @@ class EntryTensor {
   void put(int64_t head, int64_t i, const checkop_tensor& to, int64_t row) {
     std::memcpy(static_cast<std::byte*>(to.data) + size(row) * row_bytes(), at(head, i), row_bytes());
   }
+  /// As take() and put() of all rows of a tensor [tokens, heads] with one element a row, from token `first` on.
+  void take_column(const checkop_tensor& from, int64_t first) {
+    for (int64_t i = 0; i < shape_[1] * shape_[2]; ++i) take(i % shape_[1], i / shape_[1], from, first * shape_[1] + i);
+  }
+  void put_column(const checkop_tensor& to, int64_t first) {
+    for (int64_t i = 0; i < shape_[1] * shape_[2]; ++i) put(i % shape_[1], i / shape_[1], to, first * shape_[1] + i);
+  }
   checkop_tensor view() {
     if (bytes_.empty()) return {nullptr, 0, 0, nullptr, nullptr};
     return {bytes_.data(), dtype_, 4, shape_.data(), strides_.data()};
+  }
+  /// Of rows with one element, [1, heads, seq].
+  checkop_tensor view_of_rows() {
+    checkop_tensor rows = view();
+    rows.rank = std::min(rows.rank, 3);
+    return rows;
   }
 
  private:
@@ -73,6 +86,20 @@ struct Tokens {
   int64_t count, heads, width;
 };
 
+/// Numbers of the queries, [tokens, heads] fp32; false where they are absent.
+inline bool check_of_queries(const checkop_tensor& t, const char* name, const Tokens& q) {
+  if (t.data == nullptr) return false;
+  Extent rows{"tokens_q", q.count}, columns{"q_heads", q.heads};
+  check_matrix(t, name, CHECKOP_F32, rows, columns);
+  return true;
+}
+
+/// lse behind the last sequence: -inf from token `first` on.
+inline void clear_lse_from(int64_t first, const checkop_tensor& lse) {
+  auto* const all = static_cast<float*>(lse.data);
+  std::fill(all + first * lse.shape[1], all + lse.shape[0] * lse.shape[1], -std::numeric_limits<float>::infinity());
+}
+
 /// The bounds of the sequences among `tokens` tokens. Refuses bounds that do not follow each other.
 inline std::vector<int64_t> bounds_of(const checkop_tensor& t, const char* name, int64_t tokens) {
   Extent length{"sequences + 1"};
@@ -87,12 +114,10 @@ inline std::vector<int64_t> bounds_of(const checkop_tensor& t, const char* name,
   return {bounds, bounds + length.value};
 }
 
-/// Runs a pass of attention on one batch entry, with the attributes of `call`.
+/// Runs a pass of attention on one batch entry, with the attributes of `call`. Tensors are given by view(), or as they
+/// are in the call.
 inline void run_entry(const checkop_call& call, checkop_status (*pass)(const checkop_call*, int),
-                      std::initializer_list<EntryTensor*> inputs, std::initializer_list<EntryTensor*> outputs) {
-  std::vector<checkop_tensor> in, out;
-  for (EntryTensor* const tensor : inputs) in.push_back(tensor->view());
-  for (EntryTensor* const tensor : outputs) out.push_back(tensor->view());
+                      std::vector<checkop_tensor> in, std::vector<checkop_tensor> out) {
   std::array<char, 256> message{};
   checkop_call own = call;
   own.inputs = in.data(), own.n_inputs = static_cast<int32_t>(in.size());

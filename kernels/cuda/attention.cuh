@@ -3,15 +3,17 @@
 // 32 queries by 32 keys in fp32, online softmax, portable CUDA.
 //   forward   o[i] = sum_j p[i,j] v[j],  p = softmax over the keys that the masks keep of s[i,j]
 //             s[i,j] = cap(scale q[i] k[j]),  cap(x) = softcap tanhf(x / softcap), or x if softcap is 0
-//   backward  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do,  ds = p * (do v^T - D) * cap',  D = rowsum(p * do v^T)
+//   backward  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do,  ds = p * (do v^T - D) * cap',
+//             D = rowsum(p * do v^T) - dlse,  dsinks[h] = -sum_i exp(sinks[h] - lse[i]) D[i]
 //   q, o, do, dq: [batch, q_heads, q_seq, head_dim]     k, v, dk, dv: [batch, kv_heads, length of the part, head_dim]
 //   f32|f16|bf16     key_padding_mask: [batch, kv_seq] u8, kv_seq the sum of the parts' lengths; nonzero keeps a key;
 //   may be absent
 //   Attributes causal and scale; window_left, window_right and softcap where the operator has them: query i sees the
 //   keys from window_left before its own, i + (kv_seq - q_seq), to window_right after it, or to its own if causal. With
-//   one part: lse[i] = log sum_j exp(s[i,j]), [batch, q_heads, q_seq] f32, optional output of the forward pass; -inf
-//   for a row without keys. o and lse of a forward pass, optional inputs of the backward pass, are used in place of the
-//   sums over keys that they are: with both, dq needs one pass over the keys and not two. Limits: contiguous, head_dim
+//   one part: lse[i] = log(sum_j exp(s[i,j]) + exp(sinks[h])), [batch, q_heads, q_seq] f32, optional output of the
+//   forward pass; -inf for a row without keys and a sink. sinks: [q_heads], may be absent. o and lse of a forward pass,
+//   optional inputs of the backward pass, are used in place of the sums over keys that they are: with both, dq needs
+//   one pass over the keys and not two. dlse: as lse, may be absent. Limits: contiguous, head_dim
 //   <= 256, q_heads a multiple of kv_heads. Workspace: forward none; backward batch * q_heads * q_seq * 12 bytes (max,
 //   1/sum and D of every query). Expected error: chains of head_dim and of kv_seq fp32 additions, dk and dv of group *
 //   q_seq; expf within 2 ulp.
@@ -60,12 +62,22 @@ struct OnlineSoftmax {
   __device__ float log_sum() const { return any ? exp_shift(max) + logf(sum) : -INFINITY; }
 };
 
+/// The state before the first key: empty, or with the sink of a query head alone.
+template <typename T>
+__device__ OnlineSoftmax start_of(const T* __restrict__ sinks, int64_t head) {
+  OnlineSoftmax online;
+  const float sink = sinks == nullptr ? -INFINITY : to_float(sinks[head]);
+  if (sink != -INFINITY) online.take(sink);
+  return online;
+}
+
 /// A block computes queries [32 * blockIdx.x, + 32) of head blockIdx.y. Error: see the head of the file.
 template <typename T, int kChunks, int kParts>
 __global__ __launch_bounds__(kThreads) void attention_forward(AttentionParams p, const T* __restrict__ q,
                                                               const T* __restrict__ k, const T* __restrict__ v,
                                                               const T* __restrict__ k2, const T* __restrict__ v2,
-                                                              const uint8_t* __restrict__ keep, T* __restrict__ o,
+                                                              const uint8_t* __restrict__ keep,
+                                                              const T* __restrict__ sinks, T* __restrict__ o,
                                                               float* __restrict__ lse) {
   extern __shared__ float4 shared[];
   Tiles<kChunks> tiles(shared);
@@ -73,7 +85,7 @@ __global__ __launch_bounds__(kThreads) void attention_forward(AttentionParams p,
   for (int64_t head = blockIdx.y; head < p.heads(); head += gridDim.y) {
     const int64_t first = int64_t{blockIdx.x} * kTile, row = first + threadIdx.x / kLanes, kv_head = head / p.group();
     const uint8_t* __restrict__ mask = keep == nullptr ? nullptr : keep + head / p.q_heads * p.kv_seq;
-    OnlineSoftmax online;
+    OnlineSoftmax online = start_of(sinks, head % p.q_heads);
     float sum[kChunks][4] = {};
     __syncthreads();  // the previous head's readers are done
     load_tile<kChunks>(p.queries(q, head), first, p.q_seq, qs);
@@ -120,9 +132,9 @@ template <typename T, int kChunks, int kParts>
 __global__ __launch_bounds__(kThreads) void attention_dq(AttentionParams p, const T* __restrict__ q,
                                                          const T* __restrict__ k, const T* __restrict__ v,
                                                          const T* __restrict__ k2, const T* __restrict__ v2,
-                                                         const uint8_t* __restrict__ keep, const T* __restrict__ grad,
-                                                         Saved<T> saved, QueryStats* __restrict__ stats,
-                                                         T* __restrict__ dq) {
+                                                         const uint8_t* __restrict__ keep, const T* __restrict__ sinks,
+                                                         const T* __restrict__ grad, Saved<T> saved,
+                                                         QueryStats* __restrict__ stats, T* __restrict__ dq) {
   extern __shared__ float4 shared[];
   Tiles<kChunks> tiles(shared);
   float *qs = tiles.tile(0), *keys = tiles.tile(1), *values = tiles.tile(2), *grads = tiles.tile(3);
@@ -131,7 +143,7 @@ __global__ __launch_bounds__(kThreads) void attention_dq(AttentionParams p, cons
     const int64_t first = int64_t{blockIdx.x} * kTile, row = first + threadIdx.x / kLanes, kv_head = head / p.group();
     const uint8_t* __restrict__ mask = keep == nullptr ? nullptr : keep + head / p.q_heads * p.kv_seq;
     const int64_t end = p.key_end(first + kTile - 1);
-    OnlineSoftmax online;
+    OnlineSoftmax online = start_of(sinks, head % p.q_heads);
     float mean = 0.0f;  // D times sum at first, then D
     float sum[kChunks][4] = {};
     __syncthreads();
@@ -143,6 +155,7 @@ __global__ __launch_bounds__(kThreads) void attention_dq(AttentionParams p, cons
         __syncthreads();
         if (saved.o != nullptr) mean = mean_of_output<kChunks>(p.queries(saved.o, head), row, p.q_seq, grads);
         if (saved.lse != nullptr) online.take(row < p.q_seq ? saved.lse[head * p.q_seq + row] : -INFINITY);
+        if (saved.grad_lse != nullptr && row < p.q_seq) mean -= saved.grad_lse[head * p.q_seq + row];
       }
       for (int64_t key = p.key_begin(first); key < end; key += kTile) {
         float score[kPerThread], dp[kPerThread];
@@ -242,6 +255,31 @@ __global__ __launch_bounds__(kThreads) void attention_dkdv(AttentionParams p, co
   }
 }
 
+/// The gradient of the sink of head blockIdx.x, from the stats [batch, gridDim.x, stride] of the first `*end` queries
+/// of each head, or of all if `end` is null: each thread adds its queries, then the block as a tree.
+template <typename T>
+__global__ __launch_bounds__(kThreads) void attention_dsinks(int64_t batch, int64_t stride,
+                                                             const int32_t* __restrict__ end,
+                                                             const T* __restrict__ sinks,
+                                                             const QueryStats* __restrict__ stats,
+                                                             T* __restrict__ dsinks) {
+  __shared__ float sums[kThreads];
+  const float sink = to_float(sinks[blockIdx.x]);
+  const int64_t queries = end == nullptr ? stride : *end;
+  float sum = 0.0f;
+  for (int64_t b = 0; b < batch && sink != -INFINITY; ++b) {
+    const QueryStats* __restrict__ of_head = stats + (b * gridDim.x + blockIdx.x) * stride;
+    for (int64_t i = threadIdx.x; i < queries; i += kThreads)
+      sum -= expf(sink - of_head[i].shift) * of_head[i].reciprocal * of_head[i].mean;
+  }
+  sums[threadIdx.x] = sum;
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+  }
+  if (threadIdx.x == 0) dsinks[blockIdx.x] = from_float<T>(sums[0]);
+}
+
 // --- launch
 // ----------------------------------------------------------------------------------------------------------
 
@@ -267,15 +305,25 @@ inline checkop_status read_window_and_cap(const checkop_call* call, AttentionPar
   return CHECKOP_OK;
 }
 
+/// Inputs behind key_padding_mask, which kv_cache_attention lacks but for grad_o.
+template <int kParts>
+struct BehindMask {
+  static constexpr bool kOnePart = kParts == 1;
+  static constexpr int kSinks = 2 + 2 * kParts, kGrad = kSinks + kOnePart, kO = kGrad + 1, kLse = kO + 1,
+                       kGradLse = kLse + 1;
+};
+
 /// Inputs are q, k and v of each part, key_padding_mask; backward then grad_o. Outputs are o; backward dq, then dk and
-/// dv of each part. With one part, the forward pass has the output lse after o, the backward pass the inputs o and lse
-/// after grad_o.
+/// dv of each part. With one part there are sinks after key_padding_mask; the forward pass has the output lse after o,
+/// the backward pass the inputs o, lse and grad_lse after grad_o, and the output dsinks.
 template <int kParts>
 checkop_status check_call(const checkop_call* call, bool backward, const PartNames (&names)[kParts],
                           AttentionParams& p) {
   CallCheck check(call);
-  constexpr int kSaved = kParts == 1 ? 2 : 0, kLse = kParts == 1 ? 1 : 0;
-  const int n_inputs = 2 + 2 * kParts + (backward ? 1 + kSaved : 0), n_outputs = backward ? 1 + 2 * kParts : 1 + kLse;
+  using In = BehindMask<kParts>;
+  constexpr int kMore = kParts == 1 ? 1 : 0;  // output
+  const int n_inputs = backward ? (kParts == 1 ? In::kGradLse : In::kGrad) + 1 : In::kGrad;
+  const int n_outputs = (backward ? 1 + 2 * kParts : 1) + kMore;
   if (check.counts(n_inputs, n_outputs).failed()) return check.status();
   const checkop_tensor &q = call->inputs[0], &mask = call->inputs[1 + 2 * kParts];
   if (check.rank_at_least(q, "q", 4).failed()) return check.status();
@@ -306,17 +354,22 @@ checkop_status check_call(const checkop_call* call, bool backward, const PartNam
   const char* out_name = backward ? "dq" : "o";
   check.dtype(out, out_name, q.dtype).shape(out, out_name, q, 4, {}).contiguous(out, out_name);
   if (backward) {
-    const checkop_tensor& grad = call->inputs[2 + 2 * kParts];
+    const checkop_tensor& grad = call->inputs[In::kGrad];
     check.dtype(grad, "grad_o", q.dtype).shape(grad, "grad_o", q, 4, {}).contiguous(grad, "grad_o");
     check.workspace(stats_bytes(q));
   }
   if constexpr (kParts == 1) {
-    const checkop_tensor& lse = backward ? call->inputs[6] : call->outputs[1];
-    if (lse.data != nullptr) {
-      check.dtype(lse, "lse", CHECKOP_F32).shape(lse, "lse", q, 3, {}).contiguous(lse, "lse");
-    }
-    if (backward && call->inputs[5].data != nullptr) {
-      const checkop_tensor& o = call->inputs[5];
+    const auto check_rows = [&](const checkop_tensor& t, const char* name) {
+      if (t.data != nullptr) check.dtype(t, name, CHECKOP_F32).shape(t, name, q, 3, {}).contiguous(t, name);
+    };
+    const auto check_of_heads = [&](const checkop_tensor& t, const char* name) {
+      if (t.data != nullptr) check.dtype(t, name, q.dtype).shape(t, name, q, 0, {q.shape[1]}).contiguous(t, name);
+    };
+    check_rows(backward ? call->inputs[In::kLse] : call->outputs[1], "lse");
+    check_of_heads(call->inputs[In::kSinks], "sinks");
+    if (backward) check_rows(call->inputs[In::kGradLse], "grad_lse"), check_of_heads(call->outputs[3], "dsinks");
+    if (backward && call->inputs[In::kO].data != nullptr) {
+      const checkop_tensor& o = call->inputs[In::kO];
       check.dtype(o, "o", q.dtype).shape(o, "o", q, 4, {}).contiguous(o, "o");
     }
   }
@@ -372,36 +425,50 @@ checkop_status launch_width(const checkop_call* call, bool backward, const Atten
   const auto output = [&](int i) { return static_cast<T*>(call->outputs[i].data); };
   const T *q = input(0), *k = input(1), *v = input(2), *k2 = input(1 + kSecond), *v2 = input(2 + kSecond);
   const auto* keep = static_cast<const uint8_t*>(call->inputs[1 + 2 * kParts].data);
+  using In = BehindMask<kParts>;
+  const T* const sinks = kParts == 1 ? input(In::kSinks) : nullptr;
   const dim3 queries = grid_of(p.q_seq, p.heads()), keys = grid_of(p.kv_seq, p.batch * p.kv_heads);
   if (!backward) {
     constexpr int kBytes = Tiles<kChunks>::bytes(2, 1);
     if (auto s = allow_shared(call, attention_forward<T, kChunks, kParts>, kBytes)) return s;
     float* const lse = kParts == 1 ? static_cast<float*>(call->outputs[1].data) : nullptr;
     attention_forward<T, kChunks, kParts>
-        <<<queries, kThreads, kBytes, stream>>>(p, q, k, v, k2, v2, keep, output(0), lse);
+        <<<queries, kThreads, kBytes, stream>>>(p, q, k, v, k2, v2, keep, sinks, output(0), lse);
     return launch_status(call, "launch attention forward");
   }
   constexpr int kBytes = Tiles<kChunks>::bytes(4, 2);
-  const T* grad = input(2 + 2 * kParts);
+  const T* grad = input(In::kGrad);
   Saved<T> saved{};
-  if constexpr (kParts == 1) saved = {input(5), static_cast<const float*>(call->inputs[6].data)};
+  if constexpr (kParts == 1) {
+    saved = {input(In::kO), static_cast<const float*>(call->inputs[In::kLse].data),
+             static_cast<const float*>(call->inputs[In::kGradLse].data)};
+  }
   auto* stats = static_cast<QueryStats*>(call->workspace);
   if (auto s = allow_shared(call, attention_dq<T, kChunks, kParts>, kBytes)) return s;
   if (auto s = allow_shared(call, attention_dkdv<T, kChunks, kParts>, kBytes)) return s;
   attention_dq<T, kChunks, kParts>
-      <<<queries, kThreads, kBytes, stream>>>(p, q, k, v, k2, v2, keep, grad, saved, stats, output(0));
+      <<<queries, kThreads, kBytes, stream>>>(p, q, k, v, k2, v2, keep, sinks, grad, saved, stats, output(0));
   if (auto s = launch_status(call, "launch attention dq")) return s;
   attention_dkdv<T, kChunks, kParts><<<keys, kThreads, kBytes, stream>>>(
       p, q, k, v, k2, v2, keep, grad, stats, output(1), output(2), output(1 + kSecond), output(2 + kSecond));
-  return launch_status(call, "launch attention dk and dv");
+  auto status = launch_status(call, "launch attention dk and dv");
+  if (status != CHECKOP_OK || sinks == nullptr) return status;
+  attention_dsinks<T>
+      <<<static_cast<unsigned>(p.q_heads), kThreads, 0, stream>>>(p.batch, p.q_seq, nullptr, sinks, stats, output(3));
+  return launch_status(call, "launch attention dsinks");
+}
+
+template <int kParts>
+bool has_sinks(const checkop_call* call) {
+  return kParts == 1 && call->inputs[BehindMask<kParts>::kSinks].data != nullptr;
 }
 
 template <int kParts>
 checkop_status launch_attention(const checkop_call* call, bool backward, const PartNames (&names)[kParts]) {
   AttentionParams p;
   if (auto status = check_call(call, backward, names, p)) return status;
-  if (p.batch == 0) return CHECKOP_OK;
-  if (p.heads() == 0 || p.q_seq == 0 || p.kv_seq == 0 || p.width == 0) {
+  if (p.batch == 0 && !has_sinks<kParts>(call)) return CHECKOP_OK;
+  if (p.batch == 0 || p.heads() == 0 || p.q_seq == 0 || p.kv_seq == 0 || p.width == 0) {
     return say(call, CHECKOP_UNSUPPORTED, "empty tensors are not supported: a dimension is 0");
   }
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {

@@ -87,14 +87,14 @@ struct AttentionParams {
   }
 };
 
-/// Of a forward pass: o as q, lse of every query; each may be null.
+/// Of a forward pass: o as q, lse of every query; and the gradient of lse. Each may be null.
 template <typename T>
 struct Saved {
   const T* __restrict__ o;
-  const float* __restrict__ lse;
+  const float* __restrict__ lse, * __restrict__ grad_lse;
 };
 
-/// For one query: p = exp(score - shift) * reciprocal; mean is the sum of p * dp.
+/// For one query: p = exp(score - shift) * reciprocal; mean is the sum of p * dp, less the gradient of lse.
 struct QueryStats {
   float shift, reciprocal, mean;
 };

@@ -76,7 +76,8 @@ __device__ HeadRows<T> query_rows(T* all, const AttentionParams& p, int64_t begi
 template <typename T, int kChunks, typename Keys>
 __global__ __launch_bounds__(kThreads) void sequences_forward(AttentionParams p, const int32_t* __restrict__ q_bounds,
                                                               int64_t sequences, int64_t tokens,
-                                                              const T* __restrict__ q, Keys source, T* __restrict__ o,
+                                                              const T* __restrict__ q, Keys source,
+                                                              const T* __restrict__ sinks, T* __restrict__ o,
                                                               float* __restrict__ lse) {
   extern __shared__ float4 shared[];
   Tiles<kChunks> tiles(shared);
@@ -87,7 +88,8 @@ __global__ __launch_bounds__(kThreads) void sequences_forward(AttentionParams p,
   for (int64_t head = blockIdx.y; head < p.q_heads; head += gridDim.y) {
     const int64_t row = own.first + threadIdx.x / kLanes, kv_head = head / p.group();
     const auto of_keys = source.keys(p, own.sequence, kv_head), of_values = source.values(p, own.sequence, kv_head);
-    OnlineSoftmax online;
+    // Queries of no sequence have no sink.
+    OnlineSoftmax online = start_of(own.sequence < sequences ? sinks : nullptr, head);
     float sum[kChunks][4] = {};
     __syncthreads();  // the previous head's readers are done
     load_tile<kChunks>(query_rows(q, p, own.begin, head), own.first, p.q_seq, qs);

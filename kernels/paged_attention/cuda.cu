@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // paged_attention / cuda: attention of every packed sequence over the keys in its pages, on the tiles of
 // cuda/attention.cuh; forward only. Compiled for sm_80 and sm_90a, never run on a GPU.
-//   inputs: q, k_cache, v_cache, cu_seqlens_q, block_table, seq_lens     outputs: o, lse
+//   inputs: q, k_cache, v_cache, cu_seqlens_q, block_table, seq_lens, sinks     outputs: o, lse
 //   q, o: [tokens_q, q_heads, head_dim]   k_cache, v_cache: [pages, page_size, kv_heads, head_dim]   f32|f16|bf16
 //   cu_seqlens_q: [seqs + 1] i32, from 0 on, not decreasing, at most the tokens   block_table: [seqs, max_pages] i32
-//   seq_lens: [seqs] i32, at most max_pages * page_size   lse: [tokens_q, q_heads] f32, may be absent
+//   seq_lens: [seqs] i32, at most max_pages * page_size   lse: [tokens_q, q_heads] f32, may be absent, as
+//   sinks: [q_heads].
 //   Table entries behind the pages with keys are not read. Rows behind the last sequence become 0, in lse -inf. Limits:
 //   contiguous, head_dim <= 256, q_heads a multiple of kv_heads. Workspace: none. Expected error: that of attention of
 //   one sequence. A query's bits are those of attention over its keys: they depend neither on the pages that these lie
@@ -44,7 +45,7 @@ struct PagedKeys {
 
 checkop_status check_paged(const checkop_call* call, AttentionParams& p) {
   CallCheck check(call);
-  if (check.counts(6, 2).failed()) return check.status();
+  if (check.counts(7, 2).failed()) return check.status();
   const checkop_tensor &q = call->inputs[0], &k = call->inputs[1], &v = call->inputs[2], &bounds = call->inputs[3],
                        &table = call->inputs[4], &lengths = call->inputs[5], &o = call->outputs[0],
                        &lse = call->outputs[1];
@@ -65,6 +66,10 @@ checkop_status check_paged(const checkop_call* call, AttentionParams& p) {
   check.dtype(o, "o", q.dtype).shape(o, "o", q, 3, {}).contiguous(o, "o");
   if (lse.data != nullptr) {
     check.dtype(lse, "lse", CHECKOP_F32).shape(lse, "lse", q, 2, {}).contiguous(lse, "lse");
+  }
+  const checkop_tensor& sinks = call->inputs[6];
+  if (sinks.data != nullptr) {
+    check.dtype(sinks, "sinks", q.dtype).shape(sinks, "sinks", q, 0, {q.shape[1]}).contiguous(sinks, "sinks");
   }
   if (check.failed()) return check.status();
   return shared_params(call, q, k.shape[2], p);
@@ -89,7 +94,8 @@ checkop_status launch_forward(const checkop_call* call) {
     if (auto s = allow_shared(call, kernel, kBytes)) return s;
     kernel<<<sequences_grid(tokens, sequences, p.q_heads), kThreads, kBytes, static_cast<cudaStream_t>(call->stream)>>>(
         p, static_cast<const int32_t*>(in[3].data), sequences, tokens, static_cast<const T*>(in[0].data), keys,
-        static_cast<T*>(call->outputs[0].data), static_cast<float*>(call->outputs[1].data));
+        static_cast<const T*>(in[6].data), static_cast<T*>(call->outputs[0].data),
+        static_cast<float*>(call->outputs[1].data));
     return launch_status(call, "launch paged_attention forward");
   });
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // paged_attention / native: CPU; the keys and values of every sequence are copied from its pages and go through
 // attention, as cpu/attention.hpp has it.
-//   inputs: q, k_cache, v_cache, cu_seqlens_q, block_table, seq_lens     outputs: o, lse
+//   inputs: q, k_cache, v_cache, cu_seqlens_q, block_table, seq_lens, sinks     outputs: o, lse
 //   q, o: [tokens_q, q_heads, D]   k_cache, v_cache: [pages, page_size, kv_heads, D] fp32|bf16|fp16
 //   cu_seqlens_q: [seqs + 1], block_table: [seqs, max_pages], seq_lens: [seqs] int32   lse: [tokens_q, q_heads] fp32,
-//   may be absent. Table entries behind the pages with keys are not read. Rows behind the last sequence become 0, in
-//   lse -inf. Limits and expected error: those of attention of one sequence. A query's bits depend on its own keys
-//   alone: neither on the pages that these lie in, nor on the queries of the same call.
+//   may be absent, as sinks: [q_heads]. Table entries behind the pages with keys are not read. Rows behind the last
+//   sequence become 0, in lse -inf. Limits and expected error: those of attention of one sequence. A query's bits
+//   depend on its own keys alone: neither on the pages that these lie in, nor on the queries of the same call.
 #include "cpu/sequences.hpp"
 
 namespace {
@@ -70,17 +70,9 @@ struct Cache {
   const int32_t *table, *seq_lens;
 };
 
-/// lse[tokens_q, q_heads], or nothing where it is absent.
-float* check_lse(const checkop_tensor& t, const Tokens& q) {
-  if (t.data == nullptr) return nullptr;
-  native::Extent rows{"tokens_q", q.count}, columns{"q_heads", q.heads};
-  native::check_matrix(t, "lse", CHECKOP_F32, rows, columns);
-  return static_cast<float*>(t.data);
-}
-
 checkop_status forward(const checkop_call* call) {
   return native::run(call, [](const checkop_call& c) {
-    native::check_counts(c, 6, 2);
+    native::check_counts(c, 7, 2);
     const Tokens q(c.inputs[0], "q"), to(c.outputs[0], "o");
     native::check_computed_dtype(q.tensor.dtype);
     to.require_like(q, "o");
@@ -88,23 +80,22 @@ checkop_status forward(const checkop_call* call) {
     const Cache cache(c, static_cast<int64_t>(bounds.size()) - 1);
     if (cache.k.dtype != q.tensor.dtype || cache.width != q.width)
       throw Refusal(CHECKOP_FAILED, "k_cache: dtype or head_dim differ from those of q");
-    float* const lse = check_lse(c.outputs[1], q);
+    const checkop_tensor& lse = c.outputs[1];
+    const bool has_lse = native::attention::check_of_queries(lse, "lse", q);
     for (size_t s = 0; s + 1 < bounds.size(); ++s) {
       const int64_t first = bounds[s], n = bounds[s + 1] - first, keys = cache.count(static_cast<int64_t>(s));
       if (n == 0) continue;
       EntryTensor of_q = q.entry(first, n), k = cache.entry(cache.k, static_cast<int64_t>(s), keys),
-                  v = cache.entry(cache.v, static_cast<int64_t>(s), keys), no_mask;
+                  v = cache.entry(cache.v, static_cast<int64_t>(s), keys);
       EntryTensor o(q.tensor.dtype, q.heads, n, q.width), of_lse;
-      if (lse != nullptr) of_lse = EntryTensor(CHECKOP_F32, q.heads, n, 1);
-      native::attention::run_entry(c, native::attention::forward, {&of_q, &k, &v, &no_mask}, {&o, &of_lse});
+      if (has_lse) of_lse = EntryTensor(CHECKOP_F32, q.heads, n, 1);
+      native::attention::run_entry(c, native::attention::forward, {of_q.view(), k.view(), v.view(), {}, c.inputs[6]},
+                                   {o.view(), of_lse.view_of_rows()});
       to.store(o, first, n);
-      if (lse == nullptr) continue;
-      const auto* const own = static_cast<const float*>(of_lse.view().data);
-      for (int64_t i = 0; i < n * q.heads; ++i) lse[first * q.heads + i] = own[i % q.heads * n + i / q.heads];
+      if (has_lse) of_lse.put_column(lse, first);
     }
     to.clear_from(bounds.back());
-    if (lse != nullptr)
-      std::fill(lse + bounds.back() * q.heads, lse + q.count * q.heads, -std::numeric_limits<float>::infinity());
+    if (has_lse) native::attention::clear_lse_from(bounds.back(), lse);
   });
 }
 

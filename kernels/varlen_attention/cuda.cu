@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // varlen_attention / cuda: attention of every packed sequence by itself, on the tiles of cuda/attention.cuh.
-//   inputs: q, k, v, cu_seqlens_q, cu_seqlens_k     backward: then grad_o     outputs: o     backward: dq, dk, dv
+//   inputs: q, k, v, cu_seqlens_q, cu_seqlens_k, sinks     backward: then grad_o, grad_lse
+//   outputs: o, lse     backward: dq, dk, dv, dsinks
 //   q, o, grad_o, dq: [tokens_q, q_heads, head_dim]   k, v, dk, dv: [tokens_k, kv_heads, head_dim]   f32|f16|bf16
 //   cu_seqlens_q, cu_seqlens_k: [seqs + 1] i32, from 0 on, not decreasing, at most the tokens; the second may be
-//   absent: then the keys have the bounds of the queries. Rows behind the last sequence become 0. Limits: contiguous,
+//   absent: then the keys have the bounds of the queries. sinks, dsinks: [q_heads], lse, grad_lse: [tokens_q, q_heads]
+//   f32; they may be absent. Rows behind the last sequence become 0, in lse -inf. Limits: contiguous,
 //   head_dim <= 256, q_heads a multiple of kv_heads. Workspace: forward none; backward tokens_q * q_heads * 12 bytes
 //   (max, 1/sum and D of every query). Expected error: that of attention of one sequence. A sequence's bits are those
 //   of attention of it alone.
@@ -12,11 +14,14 @@
 namespace checkop::kernels {
 namespace {
 
+constexpr int kOfSinks = 5;
+
 /// dq of a tile of queries, and their max, 1/sum and D for the keys' gradients, as attention_dq computes them.
 template <typename T, int kChunks>
 __global__ __launch_bounds__(kThreads) void varlen_dq(AttentionParams p, const int32_t* __restrict__ q_bounds,
                                                       int64_t sequences, int64_t tokens, const T* __restrict__ q,
-                                                      PackedKeys<const T> source, const T* __restrict__ grad,
+                                                      PackedKeys<const T> source, const T* __restrict__ sinks,
+                                                      const T* __restrict__ grad, const float* __restrict__ grad_lse,
                                                       QueryStats* __restrict__ stats, T* __restrict__ dq) {
   extern __shared__ float4 shared[];
   Tiles<kChunks> tiles(shared);
@@ -29,14 +34,14 @@ __global__ __launch_bounds__(kThreads) void varlen_dq(AttentionParams p, const i
     const int64_t row = own.first + threadIdx.x / kLanes, kv_head = head / p.group();
     const auto of_keys = source.keys(p, own.sequence, kv_head), of_values = source.values(p, own.sequence, kv_head);
     const int64_t end = p.key_end(own.first + kTile - 1);
-    OnlineSoftmax online;
+    OnlineSoftmax online = start_of(own.sequence < sequences ? sinks : nullptr, head);
     float mean = 0.0f;  // D times sum at first, then D
     float sum[kChunks][4] = {};
     __syncthreads();
     load_tile<kChunks>(query_rows(q, p, own.begin, head), own.first, p.q_seq, qs);
     load_tile<kChunks>(query_rows(grad, p, own.begin, head), own.first, p.q_seq, grads);
     for (int pass = 0; pass < 2; ++pass) {
-      for (int64_t key = 0; key < end; key += kTile) {
+      for (int64_t key = p.key_begin(own.first); key < end; key += kTile) {
         float score[kPerThread], dp[kPerThread];
         bool kept[kPerThread];
         __syncthreads();
@@ -51,6 +56,8 @@ __global__ __launch_bounds__(kThreads) void varlen_dq(AttentionParams p, const i
           kept[c] = p.keeps(nullptr, row, key + column(c));
         }
         if (pass == 0) {
+#pragma unroll
+          for (int c = 0; c < kPerThread; ++c) score[c] = p.cap.apply(score[c]);
           const float before = online.add(score, kept);
           float added = 0.0f;
 #pragma unroll
@@ -62,15 +69,17 @@ __global__ __launch_bounds__(kThreads) void varlen_dq(AttentionParams p, const i
         }
 #pragma unroll
         for (int c = 0; c < kPerThread; ++c) {
-          const float probability = expf(score[c] - exp_shift(online.max)) * online.reciprocal();
+          const float probability = expf(p.cap.apply(score[c]) - exp_shift(online.max)) * online.reciprocal();
           const int at = threadIdx.x / kLanes * kSquareStride + column(c);
-          weights[at] = kept[c] ? p.scale * (probability * (dp[c] - mean)) : 0.0f;
+          weights[at] = kept[c] ? p.scale * (probability * (dp[c] - mean) * p.cap.slope(score[c])) : 0.0f;
           flags[at] = kept[c] ? 1.0f : kMasked;
         }
         __syncthreads();
         add_rows<kChunks>(weights, flags, keys, sum);
       }
-      if (pass == 0) mean *= online.reciprocal();
+      if (pass > 0) continue;
+      mean *= online.reciprocal();
+      if (grad_lse != nullptr && row < p.q_seq) mean -= grad_lse[(own.begin + row) * p.q_heads + head];
     }
     store_row<kChunks>(sum, row, p.q_seq, query_rows(dq, p, own.begin, head));
     if (threadIdx.x % kLanes == 0 && row < p.q_seq) {
@@ -104,7 +113,7 @@ __global__ __launch_bounds__(kThreads) void varlen_dkdv(AttentionParams p, const
     load_tile<kChunks>(HeadRows<const T>{source.k + at_head, stride, p.width}, own.first, p.kv_seq, keys);
     load_tile<kChunks>(HeadRows<const T>{source.v + at_head, stride, p.width}, own.first, p.kv_seq, values);
     for (int64_t head = kv_head * p.group(); head < (kv_head + 1) * p.group(); ++head) {
-      for (int64_t query = p.query_begin(own.first); query < p.q_seq; query += kTile) {
+      for (int64_t query = p.query_begin(own.first); query < p.query_end(own.first + kTile - 1); query += kTile) {
         float score[kPerThread], dp[kPerThread];
         __syncthreads();
         load_tile<kChunks>(query_rows(q, p, q_begin, head), query, p.q_seq, qs);
@@ -119,8 +128,9 @@ __global__ __launch_bounds__(kThreads) void varlen_dkdv(AttentionParams p, const
           float probability = kMasked, derivative = 0.0f;
           if (row < p.q_seq && p.keeps(nullptr, row, key)) {
             const QueryStats s = stats[head * tokens_q + q_begin + row];
-            probability = expf(score[c] * p.scale - s.shift) * s.reciprocal;
-            derivative = p.scale * (probability * (dp[c] - s.mean));
+            const float scaled = score[c] * p.scale;
+            probability = expf(p.cap.apply(scaled) - s.shift) * s.reciprocal;
+            derivative = p.scale * (probability * (dp[c] - s.mean) * p.cap.slope(scaled));
           }
           weights[at] = probability;
           ds[at] = derivative;
@@ -143,7 +153,7 @@ size_t backward_workspace(const checkop_call* call) { return call->n_inputs > 0 
 
 checkop_status check_varlen(const checkop_call* call, bool backward, AttentionParams& p) {
   CallCheck check(call);
-  if (check.counts(5 + backward, backward ? 3 : 1).failed()) return check.status();
+  if (check.counts(backward ? 8 : 6, backward ? 4 : 2).failed()) return check.status();
   const checkop_tensor &q = call->inputs[0], &k = call->inputs[1], &v = call->inputs[2], &q_bounds = call->inputs[3],
                        &k_bounds = call->inputs[4];
   if (check.rank_at_least(q, "q", 3).rank_at_least(k, "k", 3).rank_at_least(q_bounds, "cu_seqlens_q", 1).failed())
@@ -160,9 +170,18 @@ checkop_status check_varlen(const checkop_call* call, bool backward, AttentionPa
     check.dtype(k_bounds, "cu_seqlens_k", CHECKOP_I32).shape(k_bounds, "cu_seqlens_k", q_bounds, 1, {});
     check.contiguous(k_bounds, "cu_seqlens_k");
   }
+  const auto check_rows = [&](const checkop_tensor& t, const char* name) {
+    if (t.data != nullptr) check.dtype(t, name, CHECKOP_F32).shape(t, name, q, 2, {}).contiguous(t, name);
+  };
+  const auto check_of_heads = [&](const checkop_tensor& t, const char* name) {
+    if (t.data != nullptr) check.dtype(t, name, q.dtype).shape(t, name, q, 0, {q.shape[1]}).contiguous(t, name);
+  };
+  check_of_heads(call->inputs[kOfSinks], "sinks");
   like(call->outputs[0], backward ? "dq" : "o", q, q.shape[1]);
+  if (!backward) check_rows(call->outputs[1], "lse");
   if (backward) {
-    like(call->inputs[5], "grad_o", q, q.shape[1]);
+    like(call->inputs[6], "grad_o", q, q.shape[1]);
+    check_rows(call->inputs[7], "grad_lse"), check_of_heads(call->outputs[3], "dsinks");
     like(call->outputs[1], "dk", k, k.shape[1]), like(call->outputs[2], "dv", k, k.shape[1]);
     check.workspace(stats_bytes_of(q));
   }
@@ -182,6 +201,7 @@ checkop_status launch(const checkop_call* call, bool backward) {
     const auto* k_bounds = in[4].data == nullptr ? q_bounds : static_cast<const int32_t*>(in[4].data);
     const int64_t sequences = in[3].shape[0] - 1, tokens_q = in[0].shape[0], tokens_k = in[1].shape[0];
     const auto* q = static_cast<const T*>(in[0].data);
+    const auto* sinks = static_cast<const T*>(in[kOfSinks].data);
     const PackedKeys<const T> keys{static_cast<const T*>(in[1].data), static_cast<const T*>(in[2].data), k_bounds,
                                    sequences};
     const auto output = [&](int i) { return static_cast<T*>(call->outputs[i].data); };
@@ -190,21 +210,27 @@ checkop_status launch(const checkop_call* call, bool backward) {
       constexpr int kBytes = Tiles<kChunks>::bytes(2, 1);
       const auto kernel = sequences_forward<T, kChunks, PackedKeys<const T>>;
       if (auto s = allow_shared(call, kernel, kBytes)) return s;
-      kernel<<<of_queries, kThreads, kBytes, stream>>>(p, q_bounds, sequences, tokens_q, q, keys, output(0), nullptr);
+      kernel<<<of_queries, kThreads, kBytes, stream>>>(p, q_bounds, sequences, tokens_q, q, keys, sinks, output(0),
+                                                       static_cast<float*>(call->outputs[1].data));
       return launch_status(call, "launch varlen_attention forward");
     }
     constexpr int kBytes = Tiles<kChunks>::bytes(4, 2);
-    const auto* grad = static_cast<const T*>(in[5].data);
+    const auto* grad = static_cast<const T*>(in[6].data);
+    const auto* grad_lse = static_cast<const float*>(in[7].data);
     auto* stats = static_cast<QueryStats*>(call->workspace);
     if (auto s = allow_shared(call, varlen_dq<T, kChunks>, kBytes)) return s;
     if (auto s = allow_shared(call, varlen_dkdv<T, kChunks>, kBytes)) return s;
-    varlen_dq<T, kChunks>
-        <<<of_queries, kThreads, kBytes, stream>>>(p, q_bounds, sequences, tokens_q, q, keys, grad, stats, output(0));
+    varlen_dq<T, kChunks><<<of_queries, kThreads, kBytes, stream>>>(p, q_bounds, sequences, tokens_q, q, keys, sinks,
+                                                                    grad, grad_lse, stats, output(0));
     if (auto s = launch_status(call, "launch varlen_attention dq")) return s;
     const dim3 of_keys = sequences_grid(tokens_k, sequences, p.kv_heads);
     varlen_dkdv<T, kChunks><<<of_keys, kThreads, kBytes, stream>>>(p, q_bounds, sequences, tokens_q, tokens_k, q, keys,
                                                                    grad, stats, output(1), output(2));
-    return launch_status(call, "launch varlen_attention dk and dv");
+    auto status = launch_status(call, "launch varlen_attention dk and dv");
+    if (status != CHECKOP_OK || sinks == nullptr) return status;
+    attention_dsinks<T><<<static_cast<unsigned>(p.q_heads), kThreads, 0, stream>>>(
+        /*batch=*/1, tokens_q, q_bounds + sequences, sinks, stats, output(3));
+    return launch_status(call, "launch varlen_attention dsinks");
   });
 }
 

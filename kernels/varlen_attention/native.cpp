@@ -1,17 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 // varlen_attention / native: CPU; every sequence is copied and goes through attention, as cpu/attention.hpp has it.
-//   inputs: q, k, v, cu_seqlens_q, cu_seqlens_k     backward: then grad_o     outputs: o     backward: dq, dk, dv
+//   inputs: q, k, v, cu_seqlens_q, cu_seqlens_k, sinks     backward: then grad_o, grad_lse
+//   outputs: o, lse     backward: dq, dk, dv, dsinks
 //   q, o, grad_o, dq: [tokens_q, q_heads, D]   k, v, dk, dv: [tokens_k, kv_heads, D] fp32|bf16|fp16
 //   cu_seqlens_q, cu_seqlens_k: [seqs + 1] int32; the second may be absent: then the keys have the bounds of the
-//   queries Rows behind the last sequence become 0.   Limits and expected error: those of attention of one sequence.
+//   queries. sinks, dsinks: [q_heads], lse, grad_lse: [tokens_q, q_heads] fp32; they may be absent. Rows behind the
+//   last sequence become 0, in lse -inf. Limits and expected error: those of attention of one sequence; dsinks is a
+//   chain over the sequences.
 #include "cpu/sequences.hpp"
 
 namespace {
 
 using native::Refusal;
 using native::attention::bounds_of;
+using native::attention::check_of_queries;
 using native::attention::EntryTensor;
+using native::attention::size;
 using native::attention::Tokens;
+
+constexpr int kOfSinks = 5;
+
+/// Room for one number of every query head, as a tensor.
+struct OfHeads {
+  explicit OfHeads(std::vector<float>& values) : shape{static_cast<int64_t>(values.size())} {
+    tensor = {values.data(), CHECKOP_F32, 1, shape.data(), strides.data()};
+  }
+  std::array<int64_t, 1> shape, strides{1};
+  checkop_tensor tensor;
+};
 
 struct Call {
   explicit Call(const checkop_call& c) : q(c.inputs[0], "q"), k(c.inputs[1], "k"), v(c.inputs[2], "v") {
@@ -38,36 +54,57 @@ struct Call {
 
 checkop_status forward(const checkop_call* call) {
   return native::run(call, [](const checkop_call& c) {
-    native::check_counts(c, 5, 1);
+    native::check_counts(c, 6, 2);
     const Call in(c);
+    const checkop_tensor& lse = c.outputs[1];
+    const bool has_lse = check_of_queries(lse, "lse", in.q);
     const Tokens to(c.outputs[0], "o");
     to.require_like(in.q, "o");
     in.for_sequences([&](int64_t first, int64_t n, int64_t first_key, int64_t keys) {
-      EntryTensor q = in.q.entry(first, n), k = in.k.entry(first_key, keys), v = in.v.entry(first_key, keys), no_mask;
-      EntryTensor o = in.room(in.q, n), no_lse;
-      native::attention::run_entry(c, native::attention::forward, {&q, &k, &v, &no_mask}, {&o, &no_lse});
+      EntryTensor q = in.q.entry(first, n), k = in.k.entry(first_key, keys), v = in.v.entry(first_key, keys);
+      EntryTensor o = in.room(in.q, n), of_lse;
+      if (has_lse) of_lse = EntryTensor(CHECKOP_F32, in.q.heads, n, 1);
+      native::attention::run_entry(c, native::attention::forward,
+                                   {q.view(), k.view(), v.view(), {}, c.inputs[kOfSinks]},
+                                   {o.view(), of_lse.view_of_rows()});
       to.store(o, first, n);
+      if (has_lse) of_lse.put_column(lse, first);
     });
+    if (has_lse) native::attention::clear_lse_from(in.of_q.back(), lse);
     to.clear_from(in.of_q.back());
   });
 }
 
 checkop_status backward(const checkop_call* call) {
   return native::run(call, [](const checkop_call& c) {
-    native::check_counts(c, 6, 3);
+    native::check_counts(c, 8, 4);
     const Call in(c);
-    const Tokens grads(c.inputs[5], "grad_o"), to_q(c.outputs[0], "dq"), to_k(c.outputs[1], "dk"),
+    const checkop_tensor &sinks = c.inputs[kOfSinks], &all_grad_lse = c.inputs[7], &dsinks = c.outputs[3];
+    const bool has_grad_lse = check_of_queries(all_grad_lse, "grad_lse", in.q), has_sinks = sinks.data != nullptr;
+    std::vector<float> of_sinks(size(in.q.heads)), sums(of_sinks.size());
+    const OfHeads of_heads(of_sinks);
+    const Tokens grads(c.inputs[6], "grad_o"), to_q(c.outputs[0], "dq"), to_k(c.outputs[1], "dk"),
         to_v(c.outputs[2], "dv");
     grads.require_like(in.q, "grad_o"), to_q.require_like(in.q, "dq");
     to_k.require_like(in.k, "dk"), to_v.require_like(in.k, "dv");
+    if (has_sinks) {
+      native::Extent heads{"q_heads", in.q.heads};
+      native::check_list(dsinks, "dsinks", in.q.tensor.dtype, heads);
+    }
     in.for_sequences([&](int64_t first, int64_t n, int64_t first_key, int64_t keys) {
-      EntryTensor q = in.q.entry(first, n), k = in.k.entry(first_key, keys), v = in.v.entry(first_key, keys), no_mask;
-      EntryTensor grad = grads.entry(first, n), no_o, no_lse;
+      EntryTensor q = in.q.entry(first, n), k = in.k.entry(first_key, keys), v = in.v.entry(first_key, keys);
+      EntryTensor grad = grads.entry(first, n), grad_lse;
+      if (has_grad_lse)
+        grad_lse = EntryTensor(CHECKOP_F32, in.q.heads, n, 1), grad_lse.take_column(all_grad_lse, first);
       EntryTensor dq = in.room(in.q, n), dk = in.room(in.k, keys), dv = in.room(in.k, keys);
-      native::attention::run_entry(c, native::attention::backward, {&q, &k, &v, &no_mask, &grad, &no_o, &no_lse},
-                                   {&dq, &dk, &dv});
+      native::attention::run_entry(
+          c, native::attention::backward,
+          {q.view(), k.view(), v.view(), {}, sinks, grad.view(), {}, {}, grad_lse.view_of_rows()},
+          {dq.view(), dk.view(), dv.view(), has_sinks ? of_heads.tensor : checkop_tensor{}});
+      for (size_t head = 0; head < sums.size(); ++head) sums[head] += of_sinks[head];
       to_q.store(dq, first, n), to_k.store(dk, first_key, keys), to_v.store(dv, first_key, keys);
     });
+    if (has_sinks) native::store(dsinks, 0, in.q.heads, sums.data());
     to_q.clear_from(in.of_q.back()), to_k.clear_from(in.of_k.back()), to_v.clear_from(in.of_k.back());
   });
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Emulates attention as kernels compute it. kv_cache_attention uses the same passes.
+// Emulates attention as kernels compute it. kv_cache_attention, varlen_attention and paged_attention use the same
+// passes.
 #include "emulation/attention.hpp"
 
 #include <algorithm>
@@ -65,9 +66,32 @@ struct Group {
   }
   int64_t seen(int64_t row) const { return std::max<int64_t>(end_seen(row) - first_seen(row), 0); }
 
+  /// The sink of a row's head; -inf: none.
+  float sink(int64_t row) const {
+    if (problem.sinks.empty() || arithmetic.has(kSinkLeftOut.name)) return -kInfinity;
+    int64_t head = kv_head * problem.group() + row / problem.q_seq;
+    if (arithmetic.has(kSinkOfNextHead.name)) head = (head + 1) % problem.q_heads;
+    if (arithmetic.has(kSinkOfKeyHead.name)) head = kv_head;
+    float sink = problem.sinks[static_cast<size_t>(head)], of_slope = 1;
+    if (arithmetic.has(kSinkScaled.name)) sink *= scale_of_scores();
+    return arithmetic.has(kSinkCapped.name) ? capped(sink, of_slope) : sink;
+  }
+  /// The softmax of n keys and the row's sink.
+  SoftmaxRow with_sink(int64_t row, int64_t n, const SoftmaxRow& keys_alone) const {
+    const float of_sink = sink(row);
+    if (of_sink == -kInfinity) return keys_alone;
+    const bool is_first = arithmetic.has(kSinkNotInMaximum.name) || arithmetic.has(kMaximumNotSubtracted.name);
+    const float max = is_first ? keys_alone.max : std::max(keys_alone.max, of_sink);
+    const int64_t tile = std::max<int64_t>(Arithmetic::tile_of(n), 1),
+                  tiles = std::max<int64_t>((n + tile - 1) / tile, 1);
+    const float times = arithmetic.has(kSinkOfEveryTile.name) ? static_cast<float>(tiles) : 1;
+    const float before = keys_alone.max == max ? 1 : std::exp(keys_alone.max - max);
+    return {max, keys_alone.sum * before + times * arithmetic.exponential(of_sink - max)};
+  }
+
   /// Stores the probabilities of keys [first_seen(row), + seen(row)) in p, whose first element is that of the first of
-  /// them and which is 0 so far, and returns the row's log-sum-exp; -inf without keys. `saved`: a log-sum-exp to use in
-  /// its place, or null. `slope`: the derivative of the cap for each, or null.
+  /// them and which is 0 so far, and returns the row's log-sum-exp; -inf without keys and a sink. `saved`: a
+  /// log-sum-exp to use in its place, or null. `slope`: the derivative of the cap for each, or null.
   float probabilities(int64_t row, float* p, const float* saved = nullptr, float* slope = nullptr) const {
     const int64_t first = first_seen(row), n = seen(row);
     const int64_t counted = arithmetic.has(kCausalMaskLate.name) ? static_cast<int64_t>(keys.size()) - first : n;
@@ -85,18 +109,22 @@ struct Group {
       if (masked) of_key = -kInfinity;
       if (slope != nullptr && j < n) slope[j] = of_slope;
     }
-    if (std::all_of(score.begin(), score.end(), [](float s) { return s == -kInfinity; })) return -kInfinity;
+    const bool none = std::all_of(score.begin(), score.end(), [](float s) { return s == -kInfinity; });
+    if (none && (sink(row) == -kInfinity || arithmetic.has(kSinkOfEmptyRowLost.name))) return -kInfinity;
     if (saved != nullptr) {
       const float lse = arithmetic.has(kLseBase2.name) ? *saved / kLn2 : *saved;
       for (int64_t j = 0; j < n; ++j) p[j] = arithmetic.exponential(score[static_cast<size_t>(j)] - lse);
       return lse;
     }
-    SoftmaxRow softmax = softmax_row(arithmetic, score.data(), counted);
-    if (arithmetic.has(kFirstTileMasked.name) &&
+    const SoftmaxRow keys_alone = none ? SoftmaxRow{-kInfinity, 0} : softmax_row(arithmetic, score.data(), counted);
+    SoftmaxRow softmax = with_sink(row, counted, keys_alone);
+    if (arithmetic.has(kFirstTileMasked.name) && !none &&
         keys[static_cast<size_t>(first)] >= std::max<int64_t>(Arithmetic::tile_of(problem.kv_seq), 1))
       softmax.max = kNan;
     for (int64_t j = 0; j < n; ++j)
       p[j] = arithmetic.exponential(score[static_cast<size_t>(j)] - softmax.max) / softmax.sum;
+    if (arithmetic.has(kLseWithoutSink.name)) softmax = keys_alone;
+    if (softmax.sum == 0) return -kInfinity;
     const float lse = (arithmetic.has(kLseLessMaximum.name) ? 0 : softmax.max) + std::log(softmax.sum);
     return arithmetic.has(kLseBase2.name) ? lse / kLn2 : lse;
   }
@@ -179,10 +207,22 @@ void differentiate(const Arithmetic& a, const AttentionProblem& p, const Group& 
     float *w = weights.row(r) + seen_from, *d = ds.row(r) + seen_from;
     const int64_t from = a.has(kSavedLseOfFirstHead.name) ? r % p.q_seq : r;
     const bool has_lse = !p.saved_lse.empty() && !eager;
-    group.probabilities(r, w, has_lse ? &p.saved_lse[static_cast<size_t>(first + from)] : nullptr, slope.data());
+    const float lse =
+        group.probabilities(r, w, has_lse ? &p.saved_lse[static_cast<size_t>(first + from)] : nullptr, slope.data());
     a.dots(seen, d, p.head_dim, grad.row(first + r), 1, group.v.row(seen_from), 1, p.head_dim);
     for (int64_t j = 0; j < seen; ++j) d[j] = a.rounded_if(eager, d[j]);
-    const float mean = term * row_sum(a, group, r, w, d, grad.row(first + r), seen);
+    const float d_of_row = term * row_sum(a, group, r, w, d, grad.row(first + r), seen);
+    const float of_lse =
+        p.grad_lse.empty() || a.has(kGradLseLeftOut.name)
+            ? 0
+            : (a.has(kGradLseSubtracted.name) ? -1.0F : 1.0F) * p.grad_lse[static_cast<size_t>(first + r)];
+    const float mean = d_of_row - of_lse;
+    if (const float sink = group.sink(r); sink != -kInfinity) {
+      const float off = (a.has(kSinkGradientWithoutLse.name) ? 0 : of_lse) - d_of_row;
+      const bool passed_over = seen == 0 && a.has(kSinkGradientOfKeys.name);
+      const float value = passed_over ? 0 : a.exponential(sink - lse) * off;
+      to.sinks[static_cast<size_t>(first + r)] = a.rounded_if(eager, a.has(kSinkGradientNegated.name) ? -value : value);
+    }
     for (int64_t j = 0; j < seen; ++j)
       d[j] = a.rounded_if(eager, scale * a.rounded_if(rounds_ds, w[j] * (d[j] - mean) * slope[static_cast<size_t>(j)]));
   }
@@ -209,6 +249,16 @@ void read_window_and_cap(const EmulationArgs& args, AttentionProblem& p) {
   if (args.attrs.size() <= 2) return;
   p.window_left = static_cast<int64_t>(args.attrs[2]), p.window_right = static_cast<int64_t>(args.attrs[3]);
   p.softcap = static_cast<float>(args.attrs[4]);
+}
+
+void store_sink_gradients(const EmulationArgs& args, const std::vector<float>& terms, int64_t n, int64_t head_step,
+                          int64_t query_step, std::vector<double>& to) {
+  const Arithmetic& a = args.arithmetic;
+  const int64_t from = a.has(kSinkGradientOverwritten.name) ? n - std::min<int64_t>(n, std::max<int64_t>(n / 8, 1)) : 0;
+  for (int64_t head = 0; head < std::ssize(to); ++head) {
+    to[static_cast<size_t>(head)] = a.sum(
+        n - from, [&](int64_t i) { return terms[static_cast<size_t>(head * head_step + (from + i) * query_step)]; });
+  }
 }
 
 AttentionProblem attention_problem(const EmulationArgs& args, Matrix k, Matrix v, int mask) {
@@ -250,6 +300,9 @@ AttentionOutput attention_output(const EmulationArgs& args, const AttentionProbl
       round_if(a, kProbabilitiesRounded, recipe::kP, weights);
       a.dots(p.head_dim, to.o.row(row), seen, weights.row(0), 1, group.v.row(group.first_seen(r)), p.head_dim, 1);
       if (a.has(kEmptyRowNan.name) && seen == 0) std::fill_n(to.o.row(row), p.head_dim, kNan);
+      if (!a.has(kSinkAddedToOutput.name)) continue;
+      const float added = a.exponential(group.sink(r) - to.lse[static_cast<size_t>(row)]);
+      for (int64_t d = 0; d < p.head_dim && group.sink(r) != -kInfinity; ++d) to.o.row(row)[d] += added;
     }
   });
   return to;
@@ -257,7 +310,7 @@ AttentionOutput attention_output(const EmulationArgs& args, const AttentionProbl
 
 AttentionGradients attention_gradients(const EmulationArgs& args, const AttentionProblem& p, const Matrix& grad) {
   AttentionGradients to{Matrix::zeros(p.q.rows(), p.head_dim), Matrix::zeros(p.k.rows(), p.head_dim),
-                        Matrix::zeros(p.k.rows(), p.head_dim)};
+                        Matrix::zeros(p.k.rows(), p.head_dim), std::vector<float>(static_cast<size_t>(p.q.rows()))};
   args.parallel_for(p.batch * p.kv_heads, [&](int64_t task) {
     const Group group(args.arithmetic, p, task / p.kv_heads, task % p.kv_heads);
     differentiate(args.arithmetic, p, group, grad, to);
@@ -271,8 +324,13 @@ namespace {
 
 using namespace emulation;
 
+enum Input : int { kOfMask = 3, kOfSinks, kOfGradO, kOfO, kOfLse, kOfGradLse };
+constexpr int kOfDSinks = 3;
+
 AttentionProblem problem(const EmulationArgs& args) {
-  return attention_problem(args, factor(args, 1), factor(args, 2), 3);
+  AttentionProblem p = attention_problem(args, factor(args, 1), factor(args, 2), kOfMask);
+  if (args.has(kOfSinks)) p.sinks = args.floats(kOfSinks);
+  return p;
 }
 
 void forward(const EmulationArgs& args) {
@@ -283,19 +341,29 @@ void forward(const EmulationArgs& args) {
 
 void backward(const EmulationArgs& args) {
   AttentionProblem p = problem(args);
-  if (args.has(5)) p.saved_o = factor(args, 5);
-  if (args.has(6)) p.saved_lse = args.floats(6);
-  const AttentionGradients gradients = attention_gradients(args, p, factor(args, 4));
+  if (args.has(kOfO)) p.saved_o = factor(args, kOfO);
+  if (args.has(kOfLse)) p.saved_lse = args.floats(kOfLse);
+  if (args.has(kOfGradLse)) p.grad_lse = args.floats(kOfGradLse);
+  const AttentionGradients gradients = attention_gradients(args, p, factor(args, kOfGradO));
   store(gradients.dq, args.out(0));
   store(gradients.dk, args.out(1));
   store(gradients.dv, args.out(2));
+  std::vector<float> by_head;  // the queries of a head, of one batch entry after the other
+  for (int64_t head = 0; head < p.q_heads; ++head)
+    for (int64_t b = 0; b < p.batch; ++b) {
+      const auto first = gradients.sinks.begin() + (b * p.q_heads + head) * p.q_seq;
+      by_head.insert(by_head.end(), first, first + p.q_seq);
+    }
+  store_sink_gradients(args, by_head, p.batch * p.q_seq, p.batch * p.q_seq, 1, args.out(kOfDSinks));
 }
 
 constexpr std::array kMoreFaults = joined(kWindowFaults, kCapFaults);
-constexpr std::array kForwardFaults = joined(joined(kAttentionForwardFaults, kLseFaults), kMoreFaults);
+constexpr std::array kForwardFaults =
+    joined(joined(joined(kAttentionForwardFaults, kLseFaults), kMoreFaults), kSinkForwardFaults);
 constexpr std::array kBackwardFaults =
-    joined(joined(joined(kAttentionForwardFaults, kAttentionGradientFaults), kSavedFaults),
-           joined(kMoreFaults, kCapGradientFaults));
+    joined(joined(joined(joined(kAttentionForwardFaults, kAttentionGradientFaults), kSavedFaults),
+                  joined(kMoreFaults, kCapGradientFaults)),
+           kSinkBackwardFaults);
 
 }  // namespace
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Emulated attention: the code shared by attention and kv_cache_attention.
+// Emulated attention: the code shared by attention, kv_cache_attention, varlen_attention and paged_attention.
 #pragma once
 
 #include <array>
@@ -20,6 +20,8 @@ struct AttentionProblem {
   std::vector<float> saved_lse = {};  ///< [batch * q_heads * q_seq], likewise
   int64_t window_left = -1, window_right = -1;
   float softcap = 0;
+  std::vector<float> sinks = {};     ///< [q_heads]; empty if not given
+  std::vector<float> grad_lse = {};  ///< [batch * q_heads * q_seq], likewise
 
   int64_t group() const { return q_heads / kv_heads; }
 };
@@ -37,9 +39,14 @@ struct AttentionOutput {
 AttentionOutput attention_output(const EmulationArgs& args, const AttentionProblem& problem);
 
 struct AttentionGradients {
-  Matrix dq, dk, dv;  ///< shaped as q, k and v
+  Matrix dq, dk, dv;         ///< shaped as q, k and v
+  std::vector<float> sinks;  ///< what every query adds to the gradient of its head's sink: [batch * q_heads * q_seq]
 };
 AttentionGradients attention_gradients(const EmulationArgs& args, const AttentionProblem& problem, const Matrix& grad);
+
+/// The gradients of the sinks: sums over `n` queries of each head of terms[head * head_step + query * query_step].
+void store_sink_gradients(const EmulationArgs& args, const std::vector<float>& terms, int64_t n, int64_t head_step,
+                          int64_t query_step, std::vector<double>& to);
 
 // Faults in the choice of keys.
 inline constexpr FaultSpec kCausalMaskIgnored{"causal_mask_ignored", "every query sees all keys"};
@@ -97,7 +104,51 @@ inline constexpr FaultSpec kScoreGradientsRounded{"score_gradients_rounded", "ds
 inline constexpr FaultSpec kGroupOverwritten{"group_overwritten",
                                              "dk and dv hold the last head of a group, written over the others"};
 
-/// Faults of attention and kv_cache_attention.
+// Faults of sinks, and of the gradient of lse.
+inline constexpr std::string_view kWithSinks = "sinks", kWithLseOfSinks = "sinks lse";
+inline constexpr FaultSpec kSinkLeftOut{"sink_left_out", "the sink is not in the sum of exponentials", "accuracy", "",
+                                        kWithSinks};
+inline constexpr FaultSpec kSinkNotInMaximum{"sink_not_in_maximum",
+                                             "the sink does not count in the maximum: its exponential overflows",
+                                             "nonfinite",
+                                             "",
+                                             kWithLseOfSinks,
+                                             "",
+                                             "extreme"};
+/// The same in the backward pass, where the probabilities of keys and sink become 0.
+inline constexpr FaultSpec kSinkNotInMaximumOfGradients{
+    kSinkNotInMaximum.name, kSinkNotInMaximum.meaning, "accuracy", "", "sinks", "", "extreme"};
+inline constexpr FaultSpec kSinkAddedToOutput{"sink_added_to_output",
+                                              "the sink's probability is added to the output, as if its value were 1",
+                                              "accuracy", "", kWithSinks};
+inline constexpr FaultSpec kSinkOfNextHead{"sink_of_next_head", "a query head reads the sink of the next one",
+                                           "accuracy", "", kWithSinks};
+inline constexpr FaultSpec kSinkOfKeyHead{"sink_of_key_head", "a query head reads the sink of its key head's number",
+                                          "accuracy", "", kWithSinks};
+inline constexpr FaultSpec kSinkScaled{"sink_scaled", "the sink is scaled, as scores are", "accuracy", "", kWithSinks};
+inline constexpr FaultSpec kSinkCapped{"sink_capped", "the sink is capped, as scores are", "accuracy", "", kWithSinks};
+inline constexpr FaultSpec kSinkOfEveryTile{"sink_of_every_tile", "every tile of keys adds the sink to the sum",
+                                            "accuracy", "", kWithSinks};
+inline constexpr FaultSpec kLseWithoutSink{"lse_without_sink", "lse is that of the keys alone", "accuracy", "",
+                                           kWithLseOfSinks};
+inline constexpr FaultSpec kSinkOfEmptyRowLost{"sink_of_empty_row_lost",
+                                               "lse of a row without keys is -inf, where it is the sink", "nonfinite",
+                                               "", kWithLseOfSinks};
+inline constexpr FaultSpec kGradLseLeftOut{"grad_lse_left_out", "the gradient of lse is not heeded", "accuracy", "",
+                                           "grad_lse"};
+inline constexpr FaultSpec kGradLseSubtracted{"grad_lse_subtracted", "the gradient of lse has the wrong sign",
+                                              "accuracy", "", "grad_lse"};
+inline constexpr FaultSpec kSinkGradientNegated{"sink_gradient_negated", "dsinks has the wrong sign", "accuracy", "",
+                                                kWithSinks};
+inline constexpr FaultSpec kSinkGradientWithoutLse{"sink_gradient_without_lse", "dsinks lacks the gradient of lse",
+                                                   "accuracy", "", "sinks grad_lse"};
+inline constexpr FaultSpec kSinkGradientOverwritten{
+    "sink_gradient_overwritten", "dsinks holds the last eighth of the queries, written over the others", "accuracy", "",
+    kWithSinks};
+inline constexpr FaultSpec kSinkGradientOfKeys{
+    "sink_gradient_of_keys", "queries without keys are passed over in dsinks", "accuracy", "", "sinks grad_lse"};
+
+/// Faults of attention, kv_cache_attention, varlen_attention and paged_attention.
 inline constexpr std::array kAttentionForwardFaults{faults::kLastKDropped,
                                                     faults::kLastKTileDropped,
                                                     faults::kLastTileSkipped,
@@ -126,12 +177,20 @@ inline constexpr std::array kAttentionForwardFaults{faults::kLastKDropped,
                                                     kMaskedKeysMultiplied,
                                                     kOnesAloneKept,
                                                     kEmptyRowNan};
-/// Faults of attention and paged_attention, whose queries may have a window and whose scores a cap.
+/// Faults of operators whose queries may have a window and whose scores a cap.
 inline constexpr std::array kWindowFaults{kWindowIgnored, kWindowShort, kWindowLong, kWindowOffsetIgnored};
 inline constexpr std::array kCapFaults{kScoreCapLeftOut, kScoreCapUndivided, kScoreCapBeforeScale};
 inline constexpr std::array kCapGradientFaults{kSlopeOfScoreCap};
-/// Faults of attention and paged_attention, whose forward pass may save lse.
+/// Faults of operators whose forward pass may give lse.
 inline constexpr std::array kLseFaults{kLseBase2, kLseLessMaximum};
+/// Faults of operators with sinks: of both passes, of the forward and of the backward pass.
+inline constexpr std::array kSinkFaults{kSinkLeftOut, kSinkOfNextHead, kSinkOfKeyHead,
+                                        kSinkScaled,  kSinkCapped,     kSinkOfEveryTile};
+inline constexpr std::array kSinkForwardFaults =
+    joined(kSinkFaults, std::array{kSinkNotInMaximum, kSinkAddedToOutput, kLseWithoutSink, kSinkOfEmptyRowLost});
+inline constexpr std::array kSinkBackwardFaults = joined(
+    kSinkFaults, std::array{kSinkNotInMaximumOfGradients, kGradLseLeftOut, kGradLseSubtracted, kSinkGradientNegated,
+                            kSinkGradientWithoutLse, kSinkGradientOverwritten, kSinkGradientOfKeys});
 inline constexpr std::array kSavedFaults{kLseBase2, kSavedOOfNextRow, kSavedLseOfFirstHead};
 inline constexpr std::array kAttentionGradientFaults{kRowSumDropped, kRowSumAdded, kGradientNotScaled,
                                                      kScoreGradientsRounded, kGroupOverwritten};

@@ -3,7 +3,6 @@
 // from its pages.
 #include <algorithm>
 #include <array>
-#include <limits>
 
 #include "emulation/sequences.hpp"
 
@@ -33,10 +32,8 @@ constexpr FaultSpec kOwnKeysUncounted{"own_keys_uncounted", "the keys of a seque
 constexpr FaultSpec kNoKeysDivided{"no_keys_divided", "a query without keys divides by its sum of 0", "nonfinite"};
 // Faults in the outputs.
 constexpr FaultSpec kOneQueryAlone{"one_query_alone", "of several queries of a sequence the last alone is computed"};
-constexpr FaultSpec kLseOfNoKeys{"lse_of_no_keys", "lse of a query without keys is 0", "nonfinite", "", "lse"};
-constexpr FaultSpec kLseByHead{"lse_by_head", "lse is stored head by head", "accuracy", "", "lse"};
 
-enum Input : int { kOfQ, kOfKCache, kOfVCache, kOfQBounds, kOfTable, kOfLengths };
+enum Input : int { kOfQ, kOfKCache, kOfVCache, kOfQBounds, kOfTable, kOfLengths, kOfSinks };
 
 /// The caches and tables as the emulated kernel reads them.
 class Pages {
@@ -125,52 +122,42 @@ void spoil(const EmulationArgs& args, const Pages& pages, int64_t of_token, std:
   store_rest(a, kRestStale, bounds.back(), args.in(kOfQ).shape[0], to);
 }
 
-/// Moves lse[tokens, heads] to where lse[heads, tokens] has it.
-void by_head(int64_t heads, std::vector<double>& lse) {
-  const std::vector<double> by_token = lse;
-  const int64_t tokens = std::ssize(lse) / heads;
-  for (int64_t i = 0; i < std::ssize(lse); ++i)
-    lse[static_cast<size_t>(i % heads * tokens + i / heads)] = by_token[static_cast<size_t>(i)];
-}
-
 void forward(const EmulationArgs& args) {
   const Arithmetic& a = args.arithmetic;
   const Matrix q = factor(args, kOfQ), k = factor(args, kOfKCache), v = factor(args, kOfVCache);
   const int64_t q_heads = args.in(kOfQ).shape[1], kv_heads = args.in(kOfKCache).shape[2];
   const Pages pages(args);
   const std::vector<int64_t> bounds = args.integers(kOfQBounds);
-  const double no_keys = a.has(kLseOfNoKeys.name) ? 0 : -std::numeric_limits<double>::infinity();
   std::vector<double>& all_lse = args.out(1);
-  std::fill(all_lse.begin(), all_lse.end(), no_keys);
+  std::fill(all_lse.begin(), all_lse.end(), lse_without_keys(a));
   const int64_t sequences = std::ssize(bounds) - (a.has(kLastSequenceSkipped.name) ? 2 : 1);
   for (int64_t s = 0; s < sequences; ++s) {
     const int64_t first = bounds[static_cast<size_t>(s)], n = bounds[static_cast<size_t>(s) + 1] - first;
     const int64_t keys = pages.keys(s, n);
     const AttentionProblem problem =
-        sequence_problem(args, q_heads, kv_heads, heads_first(q, q_heads, first, n),
+        sequence_problem(args, kOfSinks, q_heads, kv_heads, heads_first(q, q_heads, first, n),
                          pages.gathered(k, s, 0, keys, false), pages.gathered(v, s, 0, keys, true));
     AttentionOutput own = attention_output(of_sequence(args, n, keys), problem);
     if (a.has(kRestMultiplied.name)) multiply_rest(pages.gathered(v, s, keys, pages.rest(s), true), kv_heads, own.o);
     const int64_t stored = stored_queries(a, bounds, n);
     store_heads(own.o, q_heads, n, first, stored, args.out(0));
-    if (all_lse.empty()) continue;
-    for (float& lse : own.lse) lse = std::isinf(lse) ? static_cast<float>(no_keys) : lse;
-    store_heads({std::move(own.lse), 1}, q_heads, n, first, stored, all_lse);
+    if (!all_lse.empty()) store_lse(a, std::move(own.lse), q_heads, n, first, stored, all_lse);
   }
   spoil(args, pages, q_heads * q.columns, args.out(0));
   if (!all_lse.empty()) spoil(args, pages, q_heads, all_lse);
-  if (a.has(kLseByHead.name)) by_head(q_heads, all_lse);
+  store_by_head(a, q_heads, all_lse);
 }
 
-constexpr std::array kPageFaults{kTableOfNext,           kTableIgnored,    kStaleEntry,
-                                 kPageOffsetDropped,     kPageSizeDoubled, kHeadsBeforeSlots,
-                                 kValuesOfFirstSequence, kFullPageDropped, kBegunPageDropped,
-                                 kOnePageMore,           kWholePageRead,   kRestMultiplied,
-                                 kOwnKeysUncounted,      kNoKeysDivided,   kOneQueryAlone,
-                                 kLseOfNoKeys,           kLseByHead,       kCausalOffsetIgnored};
+constexpr std::array kPageFaults{
+    kTableOfNext,        kTableIgnored,          kStaleEntry,       kPageOffsetDropped, kPageSizeDoubled,
+    kHeadsBeforeSlots,   kValuesOfFirstSequence, kFullPageDropped,  kBegunPageDropped,  kOnePageMore,
+    kWholePageRead,      kRestMultiplied,        kOwnKeysUncounted, kNoKeysDivided,     kOneQueryAlone,
+    kCausalOffsetIgnored};
 constexpr std::array kPackFaults{kLastSequenceSkipped, kTileSpills, kLongQueriesLost, kRestStale};
-constexpr std::array kForwardFaults = joined(
-    joined(joined(kSequenceFaults, kPageFaults), joined(kPackFaults, kLseFaults)), joined(kWindowFaults, kCapFaults));
+constexpr std::array kForwardFaults =
+    joined(joined(joined(joined(kSequenceFaults, kPageFaults), joined(kPackFaults, kPackedLseFaults)),
+                  joined(kWindowFaults, kCapFaults)),
+           kSinkForwardFaults);
 
 }  // namespace
 

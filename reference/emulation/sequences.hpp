@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
 
 #include "emulation/attention.hpp"
 
@@ -25,9 +26,10 @@ inline void store_heads(const Matrix& moved, int64_t heads, int64_t n, int64_t f
       std::copy_n(moved.row(head * n + i), moved.columns, to.begin() + ((first + i) * heads + head) * moved.columns);
 }
 
-/// The attention of one sequence of queries [heads * n_queries, head_dim] and keys [heads * n_keys, head_dim].
-inline AttentionProblem sequence_problem(const EmulationArgs& args, int64_t q_heads, int64_t kv_heads, Matrix q,
-                                         Matrix k, Matrix v) {
+/// The attention of one sequence of queries [heads * n_queries, head_dim] and keys [heads * n_keys, head_dim]. `sinks`:
+/// the index of that input.
+inline AttentionProblem sequence_problem(const EmulationArgs& args, int sinks, int64_t q_heads, int64_t kv_heads,
+                                         Matrix q, Matrix k, Matrix v) {
   const int64_t head_dim = q.columns, queries = q.rows() / q_heads, keys = k.rows() / kv_heads;
   const auto given = static_cast<float>(args.attrs[1]);
   AttentionProblem problem{};
@@ -38,6 +40,7 @@ inline AttentionProblem sequence_problem(const EmulationArgs& args, int64_t q_he
   read_window_and_cap(args, problem);
   problem.q = std::move(q), problem.k = std::move(k), problem.v = std::move(v);
   problem.keep.assign(static_cast<size_t>(keys), 1);
+  if (args.has(sinks)) problem.sinks = args.floats(sinks);
   return problem;
 }
 
@@ -87,6 +90,33 @@ inline constexpr int64_t kTileOfQueries = 8;
 inline int64_t stored_queries(const Arithmetic& arithmetic, const std::vector<int64_t>& bounds, int64_t n) {
   if (!arithmetic.has(kLongQueriesLost.name)) return n;
   return std::min(n, bounds.back() / std::max<int64_t>(1, std::ssize(bounds) - 1));
+}
+
+// Faults of lse[tokens, heads].
+inline constexpr FaultSpec kLseOfNoKeys{"lse_of_no_keys", "lse of a query without keys is 0", "nonfinite", "", "lse"};
+inline constexpr FaultSpec kLseByHead{"lse_by_head", "lse is stored head by head", "accuracy", "", "lse"};
+inline constexpr std::array kPackedLseFaults = joined(kLseFaults, std::array{kLseOfNoKeys, kLseByHead});
+
+/// The lse of a query without keys and a sink.
+inline double lse_without_keys(const Arithmetic& arithmetic) {
+  return arithmetic.has(kLseOfNoKeys.name) ? 0 : -std::numeric_limits<double>::infinity();
+}
+
+/// Stores the lse of a sequence's queries as store_heads() does.
+inline void store_lse(const Arithmetic& arithmetic, std::vector<float> lse, int64_t heads, int64_t n, int64_t first,
+                      int64_t kept, std::vector<double>& to) {
+  std::replace(lse.begin(), lse.end(), -std::numeric_limits<float>::infinity(),
+               static_cast<float>(lse_without_keys(arithmetic)));
+  store_heads({std::move(lse), 1}, heads, n, first, kept, to);
+}
+
+/// With the fault kLseByHead, lse[tokens, heads] becomes what lse[heads, tokens] has.
+inline void store_by_head(const Arithmetic& arithmetic, int64_t heads, std::vector<double>& lse) {
+  if (!arithmetic.has(kLseByHead.name)) return;
+  const std::vector<double> by_token = lse;
+  const int64_t tokens = std::ssize(lse) / heads;
+  for (int64_t i = 0; i < std::ssize(lse); ++i)
+    lse[static_cast<size_t>(i % heads * tokens + i / heads)] = by_token[static_cast<size_t>(i)];
 }
 
 /// With the fault kTileSpills, the last of a sequence's tokens [first, first + n) lies in the rest of its tile, too.

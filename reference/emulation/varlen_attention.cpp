@@ -33,7 +33,12 @@ constexpr FaultSpec kKeyGradientsOfQueries{"key_gradients_at_queries",
                                            "dk and dv are stored where the queries of the sequence are", "accuracy", "",
                                            kOwnKeyBounds};
 
-enum Input : int { kOfQ, kOfK, kOfV, kOfQBounds, kOfKBounds, kOfGradO };
+constexpr FaultSpec kSinkGradientOfRest{"sink_gradient_of_rest", "dsinks counts rows behind the last sequence, too",
+                                        "nonfinite", "", "sinks grad_lse"};
+
+enum Input : int { kOfQ, kOfK, kOfV, kOfQBounds, kOfKBounds, kOfSinks, kOfGradO, kOfGradLse };
+enum Output : int { kOfDq, kOfDk, kOfDv, kOfDSinks };
+constexpr int kOfO = 0, kOfLse = 1;  // outputs of the forward pass
 
 /// Tokens of one sequence.
 struct Sequence {
@@ -68,15 +73,16 @@ std::vector<Sequence> sequences_of(const EmulationArgs& args) {
 AttentionProblem problem(const EmulationArgs& args, const Matrix& q, const Matrix& k, const Matrix& v,
                          const Sequence& s) {
   const int64_t q_heads = args.in(kOfQ).shape[1], kv_heads = args.in(kOfK).shape[1];
-  return sequence_problem(args, q_heads, kv_heads, heads_first(q, q_heads, s.first_query, s.n_queries),
+  return sequence_problem(args, kOfSinks, q_heads, kv_heads, heads_first(q, q_heads, s.first_query, s.n_queries),
                           heads_first(k, kv_heads, s.first_key, s.n_keys),
                           heads_first(v, kv_heads, s.first_key, s.n_keys));
 }
 
-/// Changes the queries' rows of an output [tokens_q, q_heads, head_dim] as the faults do that overwrite them.
+/// Changes the queries' rows of an output with tokens_q rows as the faults do that overwrite them.
 void spoil_queries(const EmulationArgs& args, std::vector<double>& to) {
   const Arithmetic& a = args.arithmetic;
-  const int64_t of_token = args.in(kOfQ).shape[1] * args.in(kOfQ).shape[2], used = args.integers(kOfQBounds).back();
+  const int64_t tokens = args.in(kOfQ).shape[0], used = args.integers(kOfQBounds).back();
+  const int64_t of_token = std::ssize(to) / std::max<int64_t>(tokens, 1);
   for (const Sequence& s : sequences_of(args)) {
     if (a.has(kNoKeysDivided.name)) {
       const int64_t unseen = args.attrs[0] != 0 || s.n_keys == 0 ? std::max<int64_t>(0, s.n_queries - s.n_keys) : 0;
@@ -95,12 +101,18 @@ void forward(const EmulationArgs& args) {
   const Matrix q = factor(args, kOfQ), k = factor(args, kOfK), v = factor(args, kOfV);
   const int64_t q_heads = args.in(kOfQ).shape[1];
   const std::vector<int64_t> bounds = args.integers(kOfQBounds);
+  const Arithmetic& a = args.arithmetic;
+  std::vector<double>& lse = args.out(kOfLse);
+  std::fill(lse.begin(), lse.end(), lse_without_keys(a));
   for (const Sequence& s : sequences_of(args)) {
-    const Matrix o = attention_output(of_sequence(args, s.n_queries, s.n_keys), problem(args, q, k, v, s)).o;
-    store_heads(o, q_heads, s.n_queries, s.first_query, stored_queries(args.arithmetic, bounds, s.n_queries),
-                args.out(0));
+    AttentionOutput own = attention_output(of_sequence(args, s.n_queries, s.n_keys), problem(args, q, k, v, s));
+    const int64_t stored = stored_queries(a, bounds, s.n_queries);
+    store_heads(own.o, q_heads, s.n_queries, s.first_query, stored, args.out(kOfO));
+    if (!lse.empty()) store_lse(a, std::move(own.lse), q_heads, s.n_queries, s.first_query, stored, lse);
   }
-  finish_queries(args, args.out(0));
+  finish_queries(args, args.out(kOfO));
+  if (!lse.empty()) finish_queries(args, lse);
+  store_by_head(a, q_heads, lse);
 }
 
 void backward(const EmulationArgs& args) {
@@ -108,29 +120,45 @@ void backward(const EmulationArgs& args) {
   const Matrix q = factor(args, kOfQ), k = factor(args, kOfK), v = factor(args, kOfV), grad = factor(args, kOfGradO);
   const int64_t q_heads = args.in(kOfQ).shape[1], kv_heads = args.in(kOfK).shape[1], all_k = args.in(kOfK).shape[0];
   const std::vector<int64_t> bounds = args.integers(kOfQBounds);
+  const bool has_grad_lse = args.has(kOfGradLse);
+  const Matrix grad_lse{has_grad_lse ? args.floats(kOfGradLse) : std::vector<float>(), 1};
+  Matrix of_sinks = Matrix::zeros(q.rows(), 1);  // what each query adds, by token and head
+  int64_t queries_end = bounds.back();
   for (const Sequence& s : sequences_of(args)) {
-    const AttentionGradients to =
-        attention_gradients(of_sequence(args, s.n_queries, s.n_keys), problem(args, q, k, v, s),
-                            heads_first(grad, q_heads, s.first_query, s.n_queries));
+    AttentionProblem own = problem(args, q, k, v, s);
+    if (has_grad_lse) own.grad_lse = heads_first(grad_lse, q_heads, s.first_query, s.n_queries).values;
+    const AttentionGradients to = attention_gradients(of_sequence(args, s.n_queries, s.n_keys), own,
+                                                      heads_first(grad, q_heads, s.first_query, s.n_queries));
+    for (int64_t i = 0; i < std::ssize(to.sinks); ++i) {
+      const int64_t head = i / s.n_queries, token = s.first_query + i % s.n_queries;
+      of_sinks.row(token * q_heads + head)[0] = to.sinks[static_cast<size_t>(i)];
+      queries_end = std::max(queries_end, token + 1);
+    }
     store_heads(to.dq, q_heads, s.n_queries, s.first_query, stored_queries(args.arithmetic, bounds, s.n_queries),
-                args.out(0));
+                args.out(kOfDq));
     const int64_t at = a.has(kKeyGradientsOfQueries.name) ? s.first_query : s.first_key;
     const int64_t kept = std::min(s.n_keys, all_k - at);
-    store_heads(to.dk, kv_heads, s.n_keys, at, kept, args.out(1));
-    store_heads(to.dv, kv_heads, s.n_keys, at, kept, args.out(2));
+    store_heads(to.dk, kv_heads, s.n_keys, at, kept, args.out(kOfDk));
+    store_heads(to.dv, kv_heads, s.n_keys, at, kept, args.out(kOfDv));
   }
-  finish_queries(args, args.out(0));
+  finish_queries(args, args.out(kOfDq));
   const int64_t keys_end = args.integers(args.has(kOfKBounds) ? kOfKBounds : kOfQBounds).back();
-  store_rest(a, kKeyRestStale, keys_end, all_k, args.out(1));
-  store_rest(a, kKeyRestStale, keys_end, all_k, args.out(2));
+  store_rest(a, kKeyRestStale, keys_end, all_k, args.out(kOfDk));
+  store_rest(a, kKeyRestStale, keys_end, all_k, args.out(kOfDv));
+  for (int64_t row = queries_end * q_heads; a.has(kSinkGradientOfRest.name) && row < of_sinks.rows(); ++row)
+    of_sinks.row(row)[0] = grad_lse.row(row)[0];
+  store_sink_gradients(args, of_sinks.values, a.has(kSinkGradientOfRest.name) ? q.rows() / q_heads : queries_end, 1,
+                       q_heads, args.out(kOfDSinks));
 }
 
 constexpr std::array kPackFaults{kSequencesJoined,  kLastSequenceSkipped, kTileSpills,    kLongQueriesLost,
                                  kRestComputed,     kRestStale,           kKeysFromTile,  kLastSequenceExtended,
                                  kKeyBoundsIgnored, kEmptyUncounted,      kOffsetIgnored, kNoKeysDivided};
-constexpr std::array kForwardFaults = joined(kSequenceFaults, kPackFaults);
+constexpr std::array kFaults = joined(joined(kSequenceFaults, kPackFaults), joined(kWindowFaults, kCapFaults));
+constexpr std::array kForwardFaults = joined(kFaults, joined(kPackedLseFaults, kSinkForwardFaults));
 constexpr std::array kBackwardFaults =
-    joined(joined(kForwardFaults, kAttentionGradientFaults), std::array{kKeyRestStale, kKeyGradientsOfQueries});
+    joined(joined(kFaults, joined(kAttentionGradientFaults, kCapGradientFaults)),
+           joined(kSinkBackwardFaults, std::array{kKeyRestStale, kKeyGradientsOfQueries, kSinkGradientOfRest}));
 
 }  // namespace
 

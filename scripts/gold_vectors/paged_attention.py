@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors of paged_attention, scaled by 1/sqrt(head_dim): every query token looks its keys up in the table, one by one."""
-from common import NEGATIVE_INFINITY, Stream, dot, flat, logsumexp, mp, mpf, rows_of, softmax, transformed, vector
+from attention import weights_and_lse
+from common import NEGATIVE_INFINITY, Stream, dot, flat, mp, mpf, rows_of, transformed, vector
 
 DEFAULTS = {"causal": 1, "scale": -1, "window_left": -1, "window_right": -1, "softcap": 0}
 
@@ -23,7 +24,7 @@ def seen_by(query, queries, keys, attrs):
             and (attrs["window_left"] < 0 or own - j <= attrs["window_left"])]
 
 
-def paged_vectors(name, q_heads, kv_heads, size, pages, page_size, sequences, rest=0, attrs=None):
+def paged_vectors(name, q_heads, kv_heads, size, pages, page_size, sequences, rest=0, attrs=None, sinks=None):
     """sequences: for each (number of queries, number of keys, table)."""
     attrs = {**DEFAULTS, **(attrs or {})}
     tokens = sum(queries for queries, _, _ in sequences) + rest
@@ -39,15 +40,16 @@ def paged_vectors(name, q_heads, kv_heads, size, pages, page_size, sequences, re
                 at, kv_head = (first + i) * q_heads + head, head // (q_heads // kv_heads)
                 rows = [cache.row(table[j // page_size], j % page_size, kv_head)
                         for j in seen_by(i, queries, keys, attrs)]
-                if not rows:
+                if not rows and sinks is None:
                     continue
                 scores = [transformed(dot(q[at], cache.k[row]) / mp.sqrt(size), 1, mpf(attrs["softcap"])) for row in rows]
                 sizes = [dot([abs(x) for x in q[at]], [abs(x) for x in cache.k[row]]) / mp.sqrt(size) for row in rows]
-                p, factor = softmax(scores), 1 + 2 * max(sizes)
+                p, _, lse[at] = weights_and_lse(scores, None if sinks is None else mpf(sinks[head]))
+                factor = 1 + 2 * max(sizes, default=0)
                 for d in range(size):
                     o[at][d] = mp.fsum(a * cache.v[row][d] for a, row in zip(p, rows))
                     o_scale[at][d] = factor * mp.fsum(a * abs(cache.v[row][d]) for a, row in zip(p, rows))
-                lse[at], lse_scale[at] = logsumexp(scores), factor
+                lse_scale[at] = factor + abs(lse[at])
         first += queries
     widest = max((len(table) for _, _, table in sequences), default=1)
     dims = {"tokens_q": tokens, "q_heads": q_heads, "kv_heads": kv_heads, "head_dim": size, "pages": pages,
@@ -55,8 +57,11 @@ def paged_vectors(name, q_heads, kv_heads, size, pages, page_size, sequences, re
     bounds = [sum(queries for queries, _, _ in sequences[:s]) for s in range(len(sequences) + 1)]
     inputs = {"q": flat(q), "k_cache": flat(cache.k), "v_cache": flat(cache.v), "cu_seqlens_q": bounds,
               "block_table": flat(table for _, _, table in sequences), "seq_lens": [keys for _, keys, _ in sequences]}
+    if sinks is not None:
+        inputs["sinks"] = [mpf(x) for x in sinks]
     yield vector(f"{name}/forward", "paged_attention", "forward", dims, inputs,
-                 {"o": (flat(o), flat(o_scale)), "lse": (lse, lse_scale)}, ["lse"], attrs)
+                 {"o": (flat(o), flat(o_scale)), "lse": (lse, lse_scale)}, ["lse"] + ["sinks"] * (sinks is not None),
+                 attrs)
 
 
 def vectors():
@@ -71,3 +76,5 @@ def vectors():
     yield from paged_vectors("paged_attention_window", 2, 1, 2, 4, 2, [(2, 6, [3, 0, 2])],
                              attrs={"window_left": 1, "softcap": 2})
     yield from paged_vectors("paged_attention_full", 1, 1, 3, 3, 2, [(3, 4, [2, 1])], attrs={"causal": 0, "window_right": 1})
+    yield from paged_vectors("paged_attention_sinks", 4, 2, 2, 5, 2, [(2, 5, [3, 0, 2]), (1, 0, [1, 1, 1])],
+                             sinks=[0.5, -2, 3, 0])

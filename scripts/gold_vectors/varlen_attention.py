@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors of varlen_attention, causal and scaled by 1/sqrt(head_dim): attention of each sequence, masked by its own ends."""
-from common import Stream, check_gradient, dot, flat, mp, mpf, rows_of, softmax, vector
+from attention import DEFAULTS, weights_and_lse
+from common import (NEGATIVE_INFINITY, Stream, check_gradient, dot, flat, mp, mpf, rows_of, slope, transformed, vector)
 
 
 class Pack:
     """Which keys each query of a packed tensor sees. Rows are numbered by token, then head."""
 
-    def __init__(self, q_heads, kv_heads, size, of_q, of_k, rest_q, rest_k):
+    def __init__(self, q_heads, kv_heads, size, of_q, of_k, rest_q, rest_k, attrs, sinks):
+        self.left, self.softcap, self.sinks = attrs["window_left"], mpf(attrs["softcap"]), sinks
         self.q_heads, self.kv_heads, self.size = q_heads, kv_heads, size
         self.q_bounds = [sum(of_q[:s]) for s in range(len(of_q) + 1)]
         self.k_bounds = [sum(of_k[:s]) for s in range(len(of_k) + 1)]
@@ -21,28 +23,33 @@ class Pack:
                 behind = end_q - 1 - token  # queries after this one, which see as many more keys
                 for h in range(self.q_heads):
                     kv_head = h * self.kv_heads // self.q_heads
-                    yield token * self.q_heads + h, [j * self.kv_heads + kv_head for j in range(first_k, end_k - behind)]
+                    begin_k = first_k if self.left < 0 else max(first_k, end_k - behind - 1 - self.left)
+                    yield token * self.q_heads + h, [j * self.kv_heads + kv_head for j in range(begin_k, end_k - behind)]
 
-    def weights(self, q, k, keys):
-        """The probabilities, and how much an FP64 rounding of the scores is amplified."""
+    def weights(self, i, q, k, keys, sinks):
+        """((the probabilities, the sink's, lse), and how much an FP64 rounding of the scores is amplified)."""
         terms = [self.scale * dot([abs(x) for x in q], [abs(x) for x in k[j]]) for j in keys]
-        return softmax([self.scale * dot(q, k[j]) for j in keys]), 1 + 2 * max(terms, default=0)
+        scores = [transformed(self.scale * dot(q, k[j]), 1, self.softcap) for j in keys]
+        return weights_and_lse(scores, None if sinks is None else sinks[i % self.q_heads]), 1 + 2 * max(terms, default=0)
 
     def zeros(self, tokens, heads):
         return [[mpf(0)] * self.size for _ in range(tokens * heads)]
 
-    def forward(self, q, k, v):
+    def forward(self, q, k, v, sinks):
+        """(o, its scales, lse, its scales)."""
         values, scales = self.zeros(self.tokens_q, self.q_heads), self.zeros(self.tokens_q, self.q_heads)
+        lse, lse_scales = [NEGATIVE_INFINITY] * len(values), [mpf(0)] * len(values)
         for i, keys in self.rows():
-            p, factor = self.weights(q[i], k, keys)
+            (p, _, lse[i]), factor = self.weights(i, q[i], k, keys, sinks)
+            lse_scales[i] = 0 if lse[i] == NEGATIVE_INFINITY else factor + abs(lse[i])
             values[i] = [mp.fsum(a * v[j][d] for a, j in zip(p, keys)) for d in range(self.size)]
             scales[i] = [factor * mp.fsum(a * abs(v[j][d]) for a, j in zip(p, keys)) for d in range(self.size)]
-        return values, scales
+        return values, scales, lse, lse_scales
 
-    def backward(self, q, k, v, grad):
-        """((dq, dk, dv), their scales), term by term."""
+    def backward(self, q, k, v, grad, grad_lse):
+        """((dq, dk, dv, dsinks), their scales), term by term."""
         both = [(self.zeros(self.tokens_q, self.q_heads), self.zeros(self.tokens_k, self.kv_heads),
-                 self.zeros(self.tokens_k, self.kv_heads)) for _ in range(2)]
+                 self.zeros(self.tokens_k, self.kv_heads), [[mpf(0)] for _ in range(self.q_heads)]) for _ in range(2)]
 
         def add(which, row, weight, size, values):
             for d, x in enumerate(values):
@@ -50,43 +57,65 @@ class Pack:
                 both[1][which][row][d] += size * abs(x)
 
         for i, keys in self.rows():
-            p, factor = self.weights(q[i], k, keys)
+            (p, of_sink, _), factor = self.weights(i, q[i], k, keys, self.sinks)
+            g = mpf(0) if grad_lse is None else grad_lse[i]
             dp = [dot(grad[i], v[j]) for j in keys]
             sizes = [dot([abs(x) for x in grad[i]], [abs(x) for x in v[j]]) for j in keys]
-            mean, mean_size = dot(p, dp), dot(p, sizes)
+            mean, mean_size = dot(p, dp), dot(p, sizes) + abs(g)
+            add(3, i % self.q_heads, of_sink * (g - mean), 2 * of_sink * mean_size * factor, [mpf(1)])
             for a, d, s, j in zip(p, dp, sizes, keys):
-                ds, size = self.scale * a * (d - mean), 2 * self.scale * a * (s + mean_size) * factor
+                of_cap = slope(self.scale * dot(q[i], k[j]), 1, self.softcap)
+                ds, size = self.scale * a * (d - mean + g) * of_cap, 2 * self.scale * a * (s + mean_size) * factor
+                if self.softcap:
+                    size *= 1 + 2 / self.softcap  # the derivative of the slope
                 add(0, i, ds, size, k[j])
                 add(1, j, ds, size, q[i])
                 add(2, j, a, a * factor, grad[i])
         return both
 
 
-def varlen_vectors(name, q_heads, kv_heads, size, of_q, of_k=None, rest_q=0, rest_k=0):
-    pack = Pack(q_heads, kv_heads, size, of_q, of_q if of_k is None else of_k, rest_q, rest_k)
+def varlen_vectors(name, q_heads, kv_heads, size, of_q, of_k=None, rest_q=0, rest_k=0, attrs=None, sinks=None,
+                   of_lse=False):
+    """of_lse: the forward pass gives lse, the backward pass gets its gradient."""
+    sinks = None if sinks is None else [mpf(x) for x in sinks]
+    given = {**DEFAULTS, **(attrs or {})}
+    pack = Pack(q_heads, kv_heads, size, of_q, of_q if of_k is None else of_k, rest_q, rest_k, given, sinks)
     random = Stream(q_heads + 10 * size + 100 * pack.tokens_q + 1000 * pack.tokens_k)
     q, grad = (rows_of(random.values(pack.tokens_q * q_heads * size), size) for _ in range(2))
     k, v = (rows_of(random.values(pack.tokens_k * kv_heads * size), size) for _ in range(2))
+    grad_lse = random.values(pack.tokens_q * q_heads) if of_lse else None
     dims = {"tokens_q": pack.tokens_q, "tokens_k": pack.tokens_k, "q_heads": q_heads, "kv_heads": kv_heads,
             "head_dim": size, "seqs": len(of_q)}
     inputs, optionals = {"q": flat(q), "k": flat(k), "v": flat(v), "cu_seqlens_q": pack.q_bounds}, []
     if of_k is not None:
         inputs["cu_seqlens_k"], optionals = pack.k_bounds, ["cu_seqlens_k"]
-    value, scale = pack.forward(q, k, v)
-    yield vector(f"{name}/forward", "varlen_attention", "forward", dims, inputs, {"o": (flat(value), flat(scale))},
-                 optionals)
+    if sinks is not None:
+        inputs["sinks"], optionals = sinks, optionals + ["sinks"]
+    value, scale, lse, lse_scale = pack.forward(q, k, v, sinks)
+    outputs = {"o": (flat(value), flat(scale))}
+    if of_lse:
+        outputs["lse"] = (lse, lse_scale)
+    yield vector(f"{name}/forward", "varlen_attention", "forward", dims, inputs, outputs, optionals + ["lse"] * of_lse,
+                 given)
 
-    values, scales = pack.backward(q, k, v, grad)
-    for which, (label, at) in enumerate((("dq", q), ("dk", k), ("dv", v))):
+    values, scales = pack.backward(q, k, v, grad, grad_lse)
+    differentiated = [("dq", q), ("dk", k), ("dv", v)] + ([] if sinks is None else [("dsinks", [[x] for x in sinks])])
+    for which, (label, at) in enumerate(differentiated):
         def loss(x, which=which):
-            moved = [q, k, v]
-            moved[which] = rows_of(x, size)
-            return dot(flat(grad), flat(pack.forward(*moved)[0]))
+            moved = [q, k, v, sinks]
+            moved[which] = x if which == 3 else rows_of(x, size)
+            o, _, lse, _ = pack.forward(*moved)
+            total = dot(flat(grad), flat(o))
+            if of_lse:
+                total += mp.fsum(g * x for g, x in zip(grad_lse, lse) if x != NEGATIVE_INFINITY)
+            return total
 
         check_gradient(f"{name}/{label}", loss, flat(at), flat(values[which]))
-    outputs = {label: (flat(values[i]), flat(scales[i])) for i, label in enumerate(("dq", "dk", "dv"))}
-    yield vector(f"{name}/backward", "varlen_attention", "backward", dims, {**inputs, "grad_o": flat(grad)}, outputs,
-                 optionals)
+    outputs = {label: (flat(values[i]), flat(scales[i])) for i, (label, _) in enumerate(differentiated)}
+    inputs = {**inputs, "grad_o": flat(grad)}
+    if of_lse:
+        inputs["grad_lse"], optionals = grad_lse, optionals + ["grad_lse"]
+    yield vector(f"{name}/backward", "varlen_attention", "backward", dims, inputs, outputs, optionals, given)
 
 
 def vectors():
@@ -96,3 +125,7 @@ def vectors():
     yield from varlen_vectors("varlen_attention_decode", 4, 2, 2, [1, 1, 2], [4, 1, 3])
     # Sequences without queries, without keys, and with fewer keys than queries.
     yield from varlen_vectors("varlen_attention_uneven", 2, 2, 3, [0, 2, 4, 1], [2, 0, 3, 1], rest_q=1, rest_k=2)
+    yield from varlen_vectors("varlen_attention_sinks", 4, 2, 2, [2, 3, 0], [3, 2, 1], rest_q=1, sinks=[0.5, -2, 3, 0],
+                              of_lse=True)
+    yield from varlen_vectors("varlen_attention_window", 2, 1, 2, [4, 1], attrs={"window_left": 1, "softcap": 1},
+                              of_lse=True)

@@ -14,16 +14,6 @@
 namespace checkop {
 namespace {
 
-/// Whether `ignored_every` is not the usual one and changes the data.
-bool ignored_every_counts(const Case& c) {
-  const auto inputs = c.pass->inputs;
-  const bool masked = std::any_of(inputs.begin(), inputs.end(), [&](const TensorSpec& spec) {
-    return spec.fill == Fill::mask && is_present(c, spec);
-  });
-  return c.ignored_every != Case().ignored_every &&
-         (has_attr(*c.op, "ignore_index") || (masked && c.ignored_every == 1));
-}
-
 void append_new(std::vector<std::string_view>& names, std::string_view dims) {
   for (const std::string_view name : names_in(dims)) {
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
@@ -72,6 +62,15 @@ std::vector<std::string_view> dims_of(const Operator& op) {
   }
   if (!op.parallel_dim.empty()) names.push_back(kWorldSize);
   return names;
+}
+
+bool ignored_every_counts(const Case& c) {
+  const auto inputs = c.pass->inputs;
+  const bool masked = std::any_of(inputs.begin(), inputs.end(), [&](const TensorSpec& spec) {
+    return spec.fill == Fill::mask && is_present(c, spec);
+  });
+  return c.ignored_every != Case().ignored_every &&
+         (has_attr(*c.op, "ignore_index") || draws_left_out(*c.op) || (masked && c.ignored_every == 1));
 }
 
 bool has_ignored_runs(const Case& c) { return c.ignored_run != 1 && has_attr(*c.op, "ignore_index"); }

@@ -29,7 +29,7 @@ struct Case {
   double constant_value = 0.25;
   int64_t token_value = 0;
   int64_t ignored_every = 8;  ///< one run of rows in this many has ignore_index, if the operator has it; 0: none;
-                              ///< 1: every row, and masks keep nothing
+                              ///< 1: every row, and masks keep nothing. See draws_left_out(), too
   int64_t ignored_run = 1;    ///< rows per ignored run; a prompt is such a run
   std::vector<int64_t> part_bounds;  ///< bounds of the ranks' parts; empty: part_bounds() decides
   GradMode grad_mode = GradMode::random;
@@ -41,6 +41,9 @@ struct Case {
 /// "@4" for the number of ranks, or "@0-3-7-12-16" for given bounds of their parts; then everything that differs from
 /// the default ("+bias", "~peaked", "#7" for another seed). The name and the pass identify the data.
 std::string case_name(const Case& c);
+
+/// Whether `ignored_every` is not the usual one and changes the data.
+bool ignored_every_counts(const Case& c);
 
 /// Whether rows are ignored in runs of more than one.
 bool has_ignored_runs(const Case& c);

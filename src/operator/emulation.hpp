@@ -42,8 +42,9 @@ struct FaultSpec {
   std::string_view meaning;  ///< a sentence for tables
   std::string_view kind =
       "accuracy";  ///< kind of failure that must be reported; "nonfinite" if it reads planted NaN or overflows
-  std::string_view dtypes = "";      ///< dtypes in which it is visible, "bf16 fp16"; "" for all
-  std::string_view needs = "";       ///< an optional input that must be present; "-mask": one that must be absent
+  std::string_view dtypes = "";  ///< dtypes in which it is visible, "bf16 fp16"; "" for all
+  std::string_view needs =
+      "";  ///< optional tensors that must be present, "sinks lse"; "-mask": one that must be absent
   std::string_view recipes = "";     ///< granted one of these, a kernel may err so, except in fp16
   std::string_view input_mode = "";  ///< "extreme" or "captured" if no other data show it
 };

@@ -144,6 +144,12 @@ bool has_attr(const Operator& op, std::string_view name) {
   return std::any_of(op.attrs.begin(), op.attrs.end(), [&](const AttrSpec& attr) { return attr.name == name; });
 }
 
+bool draws_left_out(const Operator& op) {
+  const auto inputs = op.passes.front().inputs;
+  return !op.left_out.empty() && !has_attr(op, "ignore_index") &&
+         std::none_of(inputs.begin(), inputs.end(), [](const TensorSpec& spec) { return spec.fill == Fill::mask; });
+}
+
 std::vector<std::string_view> split_dims(std::string_view dims) { return split(dims, " "); }
 
 bool lists(std::string_view list, std::string_view word) {

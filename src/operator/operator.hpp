@@ -263,6 +263,8 @@ std::span<const Operator* const> operators();
 const Operator* find_operator(std::string_view name);  ///< nullptr when unknown
 const Pass* find_pass(const Operator& op, std::string_view name);
 bool has_attr(const Operator& op, std::string_view name);
+/// Whether its own generator draws what it leaves out: neither an ignore_index nor a mask says it.
+bool draws_left_out(const Operator& op);
 /// What `--with` can add to a case of the pass: optional inputs, and optional outputs that follow no input.
 std::vector<std::string_view> optionals_of(const Pass& pass);
 /// The recipes of one output in cases of one dtype, in the order of the pass.

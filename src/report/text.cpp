@@ -60,9 +60,7 @@ std::string title(const CaseRecord& record) {
   if (!c.part_bounds.empty()) text += fmt::format(" shard_bounds={}", fmt::join(c.part_bounds, ","));
   for (const std::string& optional : c.optionals) text += " +" + optional;
   if (c.input_mode != InputMode::random) text += fmt::format(" {}", to_string(c.input_mode));
-  if (c.ignored_every != Case().ignored_every && has_attr(*c.op, "ignore_index")) {
-    text += fmt::format(" ignored_every={}", c.ignored_every);
-  }
+  if (ignored_every_counts(c)) text += fmt::format(" ignored_every={}", c.ignored_every);
   if (has_ignored_runs(c)) text += fmt::format(" ignored_run={}", c.ignored_run);
   if (has_generated_inputs(record)) text += fmt::format(" seed={}", c.seed);
   for (const auto& [name, from] : record.given_inputs) text += fmt::format(" {}={}", name, from);

@@ -82,7 +82,8 @@ std::vector<Case> cases_of_flags(const CaseChoice& options) {
     const bool all =
         std::string_view(flag) == "--ignored-every" && options.ignored_every == 1;  // which is for masks, too
     if (std::none_of(ops.begin(), ops.end(), [&](const Operator* op) {
-          return has_attr(*op, "ignore_index") || (all && has_input(*op, Fill::mask));
+          const bool draws = std::string_view(flag) == "--ignored-every" && draws_left_out(*op);
+          return has_attr(*op, "ignore_index") || draws || (all && has_input(*op, Fill::mask));
         }))
       throw InputError(flag, "no selected operator has an attribute ignore_index", "leave it out");
   }

@@ -261,6 +261,76 @@ TEST(Attention, LseIsTheLogarithmOfTheSumOfExponentials) {
   EXPECT_NEAR(got[1].at(2), lse.value[2], 1e-6);
 }
 
+// exp(sink) is one more term of the denominator; neither scale nor cap change the sink.
+TEST(Attention, ASinkCountsInTheDenominatorAlone) {
+  Case c = attention("forward", dims(1, 2, 2, 1), /*causal=*/true, /*masked=*/false, DType::f32);
+  c.optionals = {"sinks", "lse"};
+  c.attrs = attributes(true, -1, -1, 0.25);
+  std::vector<Tensor> inputs = gold_inputs(c);
+  const Tensor &q = inputs[0], &k = inputs[1], &v = inputs[2], &sinks = inputs[4];
+  const std::vector<GoldOutput> gold = collect_gold(c, inputs, 1);
+  const std::vector<Tensor> got = native(c, inputs);
+  for (int64_t head = 0; head < 2; ++head) {
+    double weight[2] = {}, sum = std::exp(sinks.at(head));
+    for (int64_t j = 0; j < 2; ++j) {
+      for (int64_t d = 0; d < 4; ++d) weight[j] += q.at(head * 4 + d) * k.at(j * 4 + d) / 2;
+      sum += weight[j] = std::exp(0.25 * std::tanh(weight[j] / 0.25));
+    }
+    const double expected = (weight[0] * v.at(0) + weight[1] * v.at(4)) / sum;
+    EXPECT_NEAR(gold[0].value[at(head * 4)], expected, 1e-14);
+    EXPECT_NEAR(got[0].at(head * 4), expected, 1e-6);
+    EXPECT_NEAR(gold[1].value[at(head)], std::log(sum), 1e-14);
+    EXPECT_NEAR(got[1].at(head), std::log(sum), 1e-6);
+  }
+}
+
+TEST(Attention, ASinkOfMinusInfinityIsNone) {
+  for (const std::string_view pass : {"forward", "backward"}) {
+    Case c = attention(pass, dims(5, 3), /*causal=*/true, /*masked=*/false, DType::f32);
+    if (pass == "forward") c.optionals = {"lse"};
+    const std::vector<GoldOutput> without = collect_gold(c, gold_inputs(c), 1);
+    const std::vector<Tensor> native_without = native(c, gold_inputs(c));
+    c.optionals.insert("sinks");
+    std::vector<Tensor> inputs = gold_inputs(c);
+    for (int64_t head = 0; head < 2; ++head) inputs[input_index(*c.pass, "sinks")].set(head, -HUGE_VAL);
+    const std::vector<GoldOutput> with = collect_gold(c, inputs, 1);
+    const std::vector<Tensor> native_with = native(c, inputs);
+    for (size_t i = 0; i < with.size(); ++i) {
+      if (with[i].name != "dsinks") {
+        EXPECT_EQ(with[i].value, without[i].value) << with[i].name;
+        EXPECT_EQ(values_of(native_with[i]), values_of(native_without[i])) << with[i].name;
+        continue;
+      }
+      EXPECT_EQ(with[i].value, std::vector<double>(2, 0.0));
+      EXPECT_EQ(native_with[i].at(1), 0);
+    }
+  }
+}
+
+// With 5 queries and 3 keys, queries 0 and 1 see none.
+TEST(Attention, ASinkIsTheLseOfAQueryWithoutKeysAndGetsItsGradient) {
+  Case c = attention("forward", dims(5, 3, 1, 1), /*causal=*/true, /*masked=*/false, DType::f32);
+  c.optionals = {"sinks", "lse"};
+  std::vector<Tensor> inputs = gold_inputs(c);
+  inputs[4].set(0, 100);
+  const std::vector<GoldOutput> gold = collect_gold(c, inputs, 1);
+  const std::vector<Tensor> got = native(c, inputs);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(gold[1].value[i], 100);
+    EXPECT_EQ(got[1].at(static_cast<int64_t>(i)), 100);
+    EXPECT_EQ(gold[0].value[i * 4], 0);
+  }
+  c = with_pass(c, "backward");
+  c.optionals = {"sinks", "grad_lse"};
+  inputs = gold_inputs(c);
+  inputs[4].set(0, 1000);  // the probabilities of all keys are 0
+  const Tensor& grad_lse = inputs[input_index(*c.pass, "grad_lse")];
+  double sum = 0;
+  for (int64_t i = 0; i < grad_lse.count(); ++i) sum += grad_lse.at(i);
+  EXPECT_NEAR(collect_gold(c, inputs, 1).at(3).value[0], sum, 1e-14);
+  EXPECT_NEAR(native(c, inputs)[3].at(0), sum, 1e-6);
+}
+
 TEST(Attention, SavedInputsAreTheGoldOfTheForwardPassRounded) {
   const Case back = with_saved(dims(5, 3)), c = with_pass(back, "forward");
   const std::vector<Tensor> inputs = make_inputs(back, 2);
@@ -344,7 +414,8 @@ TEST(Attention, AProbabilityThatIsFlushedIsWithinTheBounds) {
   std::vector<Tensor> inputs = gold_inputs(c);
   for (int64_t i = 0; i < inputs[0].count(); ++i) inputs[0].set(i, i % 4 == 0 ? 1 : 0.25);
   for (int64_t i = 0; i < inputs[1].count(); ++i) inputs[1].set(i, i % 8 == 0 ? 180 : 0);
-  for (int64_t i = 0; i < inputs[4].count(); ++i) inputs[4].set(i, 100);  // grad_o, behind the mask
+  Tensor& grad = inputs[input_index(*c.pass, "grad_o")];
+  for (int64_t i = 0; i < grad.count(); ++i) grad.set(i, 100);
   const std::vector<GoldOutput> gradients = collect_gold(c, inputs, 1);
   for (const size_t output : {1, 2}) {
     const GoldOutput& gradient = gradients[output];

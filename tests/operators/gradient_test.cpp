@@ -18,7 +18,8 @@ constexpr double kTolerance = 1e-10;
 
 struct Variant {
   const Operator* op;
-  bool optionals;  ///< with all optional inputs, or with none
+  bool optionals;          ///< with all optional inputs of the forward pass, or with none
+  bool upstreams = false;  ///< with the optional upstream gradients, too
 };
 
 std::vector<Variant> variants() {
@@ -29,6 +30,9 @@ std::vector<Variant> variants() {
     for (const TensorSpec& spec : op->passes[0].inputs) {
       if (spec.optional && !all.back().optionals) all.push_back({op, true});
     }
+    const auto is_upstream = [](const TensorSpec& spec) { return spec.optional && spec.fill == Fill::upstream; };
+    const auto inputs = find_pass(*op, "backward")->inputs;
+    if (std::any_of(inputs.begin(), inputs.end(), is_upstream)) all.push_back({op, true, true});
   }
   return all;
 }
@@ -37,6 +41,12 @@ Case variant_case(const Variant& variant, int64_t smallest) {
   std::set<std::string, std::less<>> optionals;
   for (const TensorSpec& spec : variant.op->passes[0].inputs) {
     if (spec.optional && variant.optionals) optionals.emplace(spec.name);
+  }
+  for (const TensorSpec& spec : find_pass(*variant.op, "backward")->inputs) {
+    const bool is_upstream = spec.optional && spec.fill == Fill::upstream;
+    if (!variant.upstreams || !is_upstream) continue;
+    optionals.emplace(spec.name);
+    optionals.emplace(spec.name.substr(std::string_view("grad_").size()));  // the output that it is the gradient of
   }
   return fitted(gold_case(variant.op->name, "backward", DType::f64, test_dims(*variant.op, smallest), optionals));
 }
@@ -158,7 +168,8 @@ TEST_P(Gradient, AlongRandomDirectionsEqualsTheDifference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gold, Gradient, testing::ValuesIn(variants()), [](const auto& info) {
-  return std::string(info.param.op->name) + (info.param.optionals ? "_with_optionals" : "");
+  return std::string(info.param.op->name) + (info.param.optionals ? "_with_optionals" : "") +
+         (info.param.upstreams ? "_and_upstream_gradients" : "");
 });
 
 }  // namespace

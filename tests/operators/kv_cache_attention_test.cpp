@@ -79,9 +79,11 @@ std::vector<Tensor> joined_inputs(const std::vector<Tensor>& in) {
   inputs.push_back(copy_of(in[0]));
   inputs.push_back(joined(in[1], in[3], "k"));
   inputs.push_back(joined(in[2], in[4], "v"));
-  for (size_t i = 5; i < in.size(); ++i) inputs.push_back(copy_of(in[i]));
-  const bool has_grad = in.size() > 6;
-  if (has_grad) inputs.resize(inputs.size() + 2);  // o and lse of a forward pass, absent
+  inputs.push_back(copy_of(in[5]));
+  inputs.emplace_back();  // no sinks
+  if (in.size() == 6) return inputs;
+  inputs.push_back(copy_of(in[6]));
+  inputs.resize(inputs.size() + 3);  // o, lse and the gradient of lse, absent
   return inputs;
 }
 

@@ -59,7 +59,7 @@ struct Alone {
                               {"kv_seq", s.keys},
                               {"head_dim", kWidth}},
                              {"lse"});
-    as_attention.attrs = c.attrs;
+    as_attention.attrs = c.attrs, as_attention.optionals = c.optionals;
     Tensor& q = own.emplace_back("q", c.dtype, Shape{1, kQHeads, s.queries, kWidth});
     for (int64_t i = 0; i < q.count(); ++i) {
       const int64_t d = i % kWidth, token = i / kWidth % s.queries, head = i / kWidth / s.queries;
@@ -74,6 +74,13 @@ struct Alone {
       own.push_back(std::move(to));
     }
     own.emplace_back();  // no mask
+    const Tensor& sinks = input(c, inputs, "sinks");
+    if (sinks.name.empty()) {
+      own.emplace_back();
+      return;
+    }
+    Tensor& to = own.emplace_back(sinks.name, sinks.dtype, sinks.shape);
+    for (int64_t i = 0; i < to.count(); ++i) to.set(i, sinks.at(i));
   }
 
   Case as_attention;
@@ -93,7 +100,7 @@ void for_elements(const Sequence& s, size_t output, const Body& body) {
 TEST(PagedAttention, GoldIsThatOfAttentionOverTheKeysInThePages) {
   for (const bool windowed : {false, true}) {
     Case c = paged(DType::f64);
-    if (windowed) c.attrs = {1, 0.5, 3, -1, 2};
+    if (windowed) c.attrs = {1, 0.5, 3, -1, 2}, c.optionals.insert("sinks");
     std::vector<Tensor> inputs = make_inputs(c, 1);
     const std::vector<GoldOutput> all = collect_gold(c, inputs, 1);
     int compared = 0;
@@ -118,7 +125,8 @@ TEST(PagedAttention, GoldIsThatOfAttentionOverTheKeysInThePages) {
 
 TEST(PagedAttention, NativeHasTheBitsOfAttentionOverTheKeysInThePages) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-    const Case c = paged(dtype);
+    Case c = paged(dtype);
+    c.optionals.insert("sinks");
     std::vector<Tensor> inputs = make_inputs(c, 1);
     const NativeAnswer all = run_native(c, inputs);
     ASSERT_EQ(all.result.status, RunStatus::ok) << all.result.message;
@@ -194,6 +202,24 @@ TEST(PagedAttention, QueriesOfASequenceWithoutKeysAreZeroWithAnLseOfMinusInfinit
     for (size_t i = 0; i < all.size(); ++i)
       for_elements(s, i % 2, [&](int64_t at, int64_t) {
         EXPECT_EQ(all[i][static_cast<size_t>(at)], i % 2 == 0 ? 0 : kNoKeys) << i << " " << at;
+      });
+  }
+  EXPECT_GT(queries, 0);
+}
+
+TEST(PagedAttention, TheLseOfAQueryWithoutKeysIsItsSink) {
+  Case c = paged(DType::f32);
+  c.optionals.insert("sinks");
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  const auto all = gold_and_native(c, inputs);
+  int64_t queries = 0;
+  for (int64_t number = 0; number < kSeqs; ++number) {
+    const Sequence s(c, inputs, number);
+    if (s.keys > 0) continue;
+    queries += s.queries;
+    for (size_t i = 1; i < all.size(); i += 2)
+      for_elements(s, 1, [&](int64_t at, int64_t) {
+        EXPECT_EQ(all[i][static_cast<size_t>(at)], input(c, inputs, "sinks").at(at % kQHeads)) << i << " " << at;
       });
   }
   EXPECT_GT(queries, 0);

@@ -42,10 +42,19 @@ Range range_of(const Case& c, std::vector<Tensor>& inputs, bool of_keys, int64_t
 
 bool is_of_keys(std::string_view tensor) { return tensor.ends_with("k") || tensor.ends_with("v"); }
 
+/// With sinks, lse and its gradient.
+Case with_sinks(Case c) {
+  c.optionals.insert({"sinks", "lse", "grad_lse"});
+  return c;
+}
+
+/// Elements of one head of a token: 1 for lse and its gradient.
+int64_t width_of(std::string_view tensor) { return tensor.ends_with("lse") ? 1 : kWidth; }
+
 /// The element of a tensor [1, heads, n, width] that element `i` of the sequence's tokens is.
-int64_t entry_index(int64_t i, int64_t heads, int64_t n) {
-  const int64_t d = i % kWidth, head = i / kWidth % heads, token = i / kWidth / heads;
-  return (head * n + token) * kWidth + d;
+int64_t entry_index(int64_t i, int64_t heads, int64_t n, int64_t width) {
+  const int64_t d = i % width, head = i / width % heads, token = i / width / heads;
+  return (head * n + token) * width + d;
 }
 
 /// The case of attention and the inputs that sequence s is.
@@ -59,18 +68,28 @@ struct Alone {
                               {"q_seq", q.n},
                               {"kv_seq", k.n},
                               {"head_dim", kWidth}});
-    as_attention.attrs[0] = c.attrs[0], as_attention.attrs[1] = c.attrs[1];
+    as_attention.attrs = c.attrs;
+    as_attention.optionals = c.optionals;
+    as_attention.optionals.erase("cu_seqlens_k");
+    if (c.pass->name == "backward") as_attention.optionals.erase("lse");  // there it is an input
     for (const TensorSpec& spec : as_attention.pass->inputs) {
-      if (spec.optional) {
+      if (!is_present(as_attention, spec)) {
         own.emplace_back();
         continue;
       }
       const Tensor& from = input(c, inputs, spec.name);
+      if (spec.name == "sinks") {
+        Tensor& to = own.emplace_back(from.name, from.dtype, from.shape);
+        for (int64_t i = 0; i < to.count(); ++i) to.set(i, from.at(i));
+        continue;
+      }
       const Range range = is_of_keys(spec.name) ? k : q;
-      const int64_t heads = from.shape[1];
-      Tensor& to = own.emplace_back(std::string(spec.name), c.dtype, Shape{1, heads, range.n, kWidth});
+      const int64_t heads = from.shape[1], width = width_of(spec.name);
+      Shape shape{1, heads, range.n};
+      if (width > 1) shape.push_back(width);
+      Tensor& to = own.emplace_back(std::string(spec.name), from.dtype, shape);
       for (int64_t i = 0; i < to.count(); ++i)
-        to.set(entry_index(i, heads, range.n), from.at(range.first * heads * kWidth + i));
+        to.set(entry_index(i, heads, range.n, width), from.at(range.first * heads * width + i));
     }
   }
 
@@ -79,8 +98,8 @@ struct Alone {
   std::vector<Tensor> own;
 };
 
-/// Calls body(output, first element among the tokens, elements, heads, n, sequence alone) for every output of every
-/// sequence that has queries and keys.
+/// Calls body(output, first element among the tokens, elements, heads, n, sequence alone) for every output with tokens
+/// of every sequence that has queries and keys.
 template <class Body>
 void for_outputs(const Case& c, std::vector<Tensor>& inputs, const Body& body) {
   int seen = 0;
@@ -89,10 +108,12 @@ void for_outputs(const Case& c, std::vector<Tensor>& inputs, const Body& body) {
     if (alone.q.n == 0 || alone.k.n == 0) continue;
     ++seen;
     for (size_t i = 0; i < c.pass->outputs.size(); ++i) {
-      const bool of_keys = is_of_keys(c.pass->outputs[i].tensor.name);
+      const TensorSpec& spec = c.pass->outputs[i].tensor;
+      if (!is_present(c, spec) || spec.name == "dsinks") continue;
+      const bool of_keys = is_of_keys(spec.name);
       const Range range = of_keys ? alone.k : alone.q;
-      const int64_t heads = of_keys ? kKvHeads : kQHeads;
-      body(i, range.first * heads * kWidth, range.n * heads * kWidth, heads, range.n, alone);
+      const int64_t heads = of_keys ? kKvHeads : kQHeads, of_token = heads * width_of(spec.name);
+      body(i, range.first * of_token, range.n * of_token, heads, range.n, alone);
     }
   }
   EXPECT_GE(seen, 4);
@@ -104,18 +125,20 @@ TEST(VarlenAttention, GoldIsThatOfAttentionOfEachSequence) {
       for (const double causal : {0.0, 1.0}) {
         Case c = packed(pass, own_keys, DType::f64);
         c.attrs[0] = causal;
+        if (own_keys) c = with_sinks(c), c.attrs = {causal, 0.5, 7, 3, 2};
         std::vector<Tensor> inputs = make_inputs(c, 1);
         const std::vector<GoldOutput> all = collect_gold(c, inputs, 1);
-        for_outputs(
-            c, inputs, [&](size_t o, int64_t first, int64_t count, int64_t heads, int64_t n, const Alone& alone) {
-              const GoldOutput one = collect_gold(alone.as_attention, alone.own, 1).at(o);
-              for (int64_t i = 0; i < count; ++i) {
-                const auto at = static_cast<size_t>(first + i), there = static_cast<size_t>(entry_index(i, heads, n));
-                ASSERT_EQ(all[o].value[at], one.value[there]) << one.name << " " << i;
-                ASSERT_EQ(all[o].magnitude[at], one.magnitude[there]) << one.name << " " << i;
-                ASSERT_EQ(all[o].rounding[at], one.rounding[there]) << one.name << " " << i;
-              }
-            });
+        for_outputs(c, inputs,
+                    [&](size_t o, int64_t first, int64_t count, int64_t heads, int64_t n, const Alone& alone) {
+                      const GoldOutput one = collect_gold(alone.as_attention, alone.own, 1).at(o);
+                      for (int64_t i = 0; i < count; ++i) {
+                        const auto at = static_cast<size_t>(first + i),
+                                   there = static_cast<size_t>(entry_index(i, heads, n, width_of(one.name)));
+                        ASSERT_EQ(all[o].value[at], one.value[there]) << one.name << " " << i;
+                        ASSERT_EQ(all[o].magnitude[at], one.magnitude[there]) << one.name << " " << i;
+                        ASSERT_EQ(all[o].rounding[at], one.rounding[there]) << one.name << " " << i;
+                      }
+                    });
       }
     }
   }
@@ -124,35 +147,55 @@ TEST(VarlenAttention, GoldIsThatOfAttentionOfEachSequence) {
 TEST(VarlenAttention, NativeHasTheBitsOfAttentionOfEachSequence) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (const char* pass : {"forward", "backward"}) {
-      const Case c = packed(pass, /*own_keys=*/true, dtype);
+      const Case c = with_sinks(packed(pass, /*own_keys=*/true, dtype));
       std::vector<Tensor> inputs = make_inputs(c, 1);
       const NativeAnswer all = run_native(c, inputs);
       ASSERT_EQ(all.result.status, RunStatus::ok) << all.result.message;
       for_outputs(c, inputs, [&](size_t o, int64_t first, int64_t count, int64_t heads, int64_t n, const Alone& alone) {
         const NativeAnswer one = run_native(alone.as_attention, alone.own);
+        const Tensor& output = all.outputs[o];
         for (int64_t i = 0; i < count; ++i)
-          ASSERT_EQ(load_bits(dtype, all.outputs[o].bytes.data(), first + i),
-                    load_bits(dtype, one.outputs[o].bytes.data(), entry_index(i, heads, n)))
-              << c.pass->outputs[o].tensor.name << " " << i;
+          ASSERT_EQ(
+              load_bits(output.dtype, output.bytes.data(), first + i),
+              load_bits(output.dtype, one.outputs[o].bytes.data(), entry_index(i, heads, n, width_of(output.name))))
+              << output.name << " " << i;
       });
     }
   }
+}
+
+TEST(VarlenAttention, TheGradientOfASinkIsThatOfAllSequences) {
+  constexpr size_t kDSinks = 3;
+  const Case c = with_sinks(packed("backward", /*own_keys=*/true, DType::f64));
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  const GoldOutput all = collect_gold(c, inputs, 1).at(kDSinks);
+  std::vector<double> sums(kQHeads);
+  for (int64_t s = 0; s < c.dims.at("seqs"); ++s) {
+    const Alone alone(c, inputs, s);
+    const GoldOutput one = collect_gold(alone.as_attention, alone.own, 1).at(kDSinks);
+    for (size_t head = 0; head < sums.size(); ++head) sums[head] += one.value[head];
+  }
+  EXPECT_EQ(all.value, sums);
+  const Case single = with_sinks(packed("backward", /*own_keys=*/true, DType::f32));
+  const NativeAnswer native = run_native(single, make_inputs(single, 1));
+  for (size_t head = 0; head < sums.size(); ++head)
+    EXPECT_NEAR(native.outputs[kDSinks].at(static_cast<int64_t>(head)), sums[head], 1e-4) << head;
 }
 
 /// Rows of the tokens behind the last sequence become `value`.
 void set_rest(const Case& c, std::vector<Tensor>& inputs, double value) {
   for (const TensorSpec& spec : c.pass->inputs) {
     Tensor& tensor = input(c, inputs, spec.name);
-    if (tensor.name.empty() || tensor.shape.size() != 3) continue;
+    if (tensor.name.empty() || tensor.shape.size() < 2) continue;
     const Range end = range_of(c, inputs, is_of_keys(spec.name), c.dims.at("seqs") - 1);
-    const int64_t of_token = tensor.shape[1] * tensor.shape[2];
+    const int64_t of_token = tensor.shape[1] * width_of(spec.name);
     for (int64_t i = (end.first + end.n) * of_token; i < tensor.count(); ++i) tensor.set(i, value);
   }
 }
 
 TEST(VarlenAttention, RowsBehindTheLastSequenceAreZeroAndNeverLeak) {
   for (const char* pass : {"forward", "backward"}) {
-    const Case c = packed(pass, /*own_keys=*/true, DType::f32);
+    const Case c = with_sinks(packed(pass, /*own_keys=*/true, DType::f32));
     std::vector<Tensor> inputs = make_inputs(c, 1);
     set_rest(c, inputs, 0.5);
     const auto expected = gold_and_native(c, inputs);
@@ -162,10 +205,13 @@ TEST(VarlenAttention, RowsBehindTheLastSequenceAreZeroAndNeverLeak) {
     }
     for (size_t o = 0; o < expected.size(); ++o) {
       const std::string_view name = c.pass->outputs[o % c.pass->outputs.size()].tensor.name;
+      if (name == "dsinks") continue;
       const Range end = range_of(c, inputs, is_of_keys(name), c.dims.at("seqs") - 1);
-      const auto first = static_cast<size_t>((end.first + end.n) * kWidth * (is_of_keys(name) ? kKvHeads : kQHeads));
+      const auto first =
+          static_cast<size_t>((end.first + end.n) * width_of(name) * (is_of_keys(name) ? kKvHeads : kQHeads));
       ASSERT_LT(first, expected[o].size());
-      for (size_t i = first; i < expected[o].size(); ++i) EXPECT_EQ(expected[o][i], 0) << name << " " << i;
+      for (size_t i = first; i < expected[o].size(); ++i)
+        EXPECT_EQ(expected[o][i], name == "lse" ? -HUGE_VAL : 0) << name << " " << i;
     }
   }
 }

@@ -5,7 +5,7 @@
 //   eager-infinite   -inf
 //   eager-weak       -4: they keep some of their probability
 //   eager-checked    as eager-least, but fails where k or v is not finite
-// Supports no causal mask, window, soft cap and no groups of heads.
+// Supports no causal mask, window, soft cap, sinks, gradients of lse and no groups of heads.
 #include <cmath>
 #include <limits>
 
@@ -116,6 +116,7 @@ checkop_status launch(size_t number, const checkop_call* call) {
   if (call->attrs[0].value != 0 || call->inputs[0].shape[1] != call->inputs[1].shape[1]) return CHECKOP_UNSUPPORTED;
   const bool has_window = call->attrs[2].value >= 0 || call->attrs[3].value >= 0, has_cap = call->attrs[4].value != 0;
   if (has_window || has_cap) return CHECKOP_UNSUPPORTED;
+  if (call->inputs[4].data != nullptr || (backward && call->inputs[8].data != nullptr)) return CHECKOP_UNSUPPORTED;
   if (!backward && call->outputs[1].data != nullptr) return CHECKOP_UNSUPPORTED;  // lse, which eager kernels lack
   return answer(*call, [&] {
     const std::vector<Tensor> inputs = inputs_of(pass, *call);
@@ -131,7 +132,7 @@ checkop_status launch(size_t number, const checkop_call* call) {
         put(product(head.p, head.v, head.dtype), h, values[0]);
         continue;
       }
-      const Matrix grad(inputs[4], h * shape[2], shape[2]), ds = head.score_gradient(grad);
+      const Matrix grad(inputs[5], h * shape[2], shape[2]), ds = head.score_gradient(grad);
       put(product(ds, head.k, head.dtype), h, values[0]);
       put(product(ds.transposed(), head.q, head.dtype), h, values[1]);
       put(product(head.p.transposed(), grad, head.dtype), h, values[2]);

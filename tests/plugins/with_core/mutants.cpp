@@ -59,7 +59,8 @@ void emulate(const Entry& entry, const checkop_call& call) {
   Values values = room_for(*entry.pass, call, parts);
   ActiveRecipes recipes;
   for (size_t i = 0; i < inputs.size() && entry.recipe != nullptr; ++i) {
-    if (!entry.pass->inputs[i].dtype) recipes = ActiveRecipes({entry.recipe->name}, inputs[i].dtype, 1, {});
+    if (!entry.pass->inputs[i].dtype && present[i] != nullptr)
+      recipes = ActiveRecipes({entry.recipe->name}, inputs[i].dtype, 1, {});
   }
   const Arithmetic arithmetic(Plan{Plan::Order::blocked, 512}, entry.emulated != nullptr ? entry.emulated->name : "",
                               recipes);

@@ -110,6 +110,23 @@ TEST(Case, SizesBeyondMemoryAreNamedBeforeAnythingIsAllocated) {
   EXPECT_NE(error_of(c).find("lm_head_weight"), std::string::npos);
 }
 
+// Which tokens belong to no sequence depends on it, so a repeat line without it would have other data.
+TEST(Case, FlagsHaveIgnoredEveryWhereSequencesArePacked) {
+  Case c = gold_case("paged_attention", "forward", DType::f32,
+                     {{"tokens_q", 4},
+                      {"q_heads", 1},
+                      {"kv_heads", 1},
+                      {"head_dim", 2},
+                      {"pages", 3},
+                      {"page_size", 2},
+                      {"seqs", 2},
+                      {"max_pages", 2}});
+  EXPECT_EQ(case_flags(c).find("--ignored-every"), std::string::npos) << "the usual one";
+  c.ignored_every = 0;
+  EXPECT_NE(case_flags(c).find("--ignored-every 0"), std::string::npos) << case_flags(c);
+  EXPECT_NE(case_name(c).find("~ignored0"), std::string::npos) << case_name(c);
+}
+
 TEST(Case, SliceKeepsEverythingButTheRows) {
   const Case slice = slice_rows(small(), 2, 5);
   EXPECT_EQ(slice.dims.at("batch"), 1);
