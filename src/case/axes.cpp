@@ -26,6 +26,7 @@ constexpr std::array<AxisName, kAxes> kNames{{
     {Axis::ranks, "ranks", "the result depends on the number of ranks"},
     {Axis::pages, "pages", "the result depends on which pages hold the keys or on what lies in others"},
     {Axis::phase, "phase", "a query's bits depend on the queries that are launched with it"},
+    {Axis::message, "message", "an element's bits depend on the length of the message or on its place in it"},
     {Axis::row_stride, "row_stride", "a row's bits depend on the distance between rows or on what lies between them"},
     {Axis::neighbours, "neighbours", "a row's bits depend on what the other rows hold"},
     {Axis::position, "position", "a row's bits depend on its place in the batch"},
@@ -75,6 +76,7 @@ Kind kind_of(Axis axis) {
       return Kind::of_ranks;
     case Axis::pages:
     case Axis::phase:
+    case Axis::message:
       return Kind::of_rearrangements;
     case Axis::row_stride:
     case Axis::neighbours:

@@ -26,6 +26,7 @@ enum class Axis : uint8_t {
   ranks,         ///< number of tensor-parallel ranks
   pages,         ///< pages of a cache that rows lie in
   phase,         ///< queries of a sequence in one launch
+  message,       ///< length of a message between ranks, and where an element lies in it
   row_stride,    ///< distance between rows, and the memory between them
   neighbours,    ///< values of the other rows
   position,      ///< position of a row in the batch
@@ -34,7 +35,7 @@ enum class Axis : uint8_t {
   chunks,        ///< where a batch is split into launches
   padding,       ///< extra rows after the last one
 };
-inline constexpr int kAxes = 19;
+inline constexpr int kAxes = 20;
 
 std::string_view to_string(Axis axis);
 std::string_view describe(Axis axis);  ///< "a row's bits depend on what the other rows hold"
@@ -43,8 +44,8 @@ std::span<const Axis> all_axes();
 /// Row axes apply only to outputs with one row per row of the batch; `chunks` also applies to sums that are carried
 /// from chunk to chunk. All other axes apply to every output.
 bool is_of_rows(Axis axis);
-/// Invariance axes are checked by the invariance check, not by the determinism check: the row axes, `ranks`, `pages`
-/// and `phase`.
+/// Invariance axes are checked by the invariance check, not by the determinism check: the row axes, `ranks`, `pages`,
+/// `phase` and `message`.
 bool is_of_invariance(Axis axis);
 /// Axes of an operator's own rearrangements; see Rearrangement.
 bool is_of_rearrangements(Axis axis);

@@ -176,6 +176,7 @@ TEST(Verdict, SaysWhatABrokenAxisMeans) {
   EXPECT_EQ(reason(Axis::graph), "a replayed graph and a launch disagree");
   EXPECT_EQ(reason(Axis::pages), "the result depends on which pages hold the keys or on what lies in others");
   EXPECT_EQ(reason(Axis::phase), "a query's bits depend on the queries that are launched with it");
+  EXPECT_EQ(reason(Axis::message), "an element's bits depend on the length of the message or on its place in it");
   EXPECT_EQ(reason(Axis::neighbours), "a row's bits depend on what the other rows hold");
   EXPECT_EQ(reason(Axis::position), "a row's bits depend on its place in the batch");
   EXPECT_EQ(reason(Axis::grouping), "a row's bits depend on how the batch's dimensions share the rows");
