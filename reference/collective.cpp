@@ -105,8 +105,10 @@ void validate_collective(const CaseSizes& sizes) {
                    "0 adds from the first leaf to the last, 1 in a tree, -1 in any order");
 }
 
-void refine_leaves(const FillArgs& args) {
-  Tensor* const x = args.find("x");
+namespace {
+
+void refine_leaves_of(const FillArgs& args, std::string_view name) {
+  Tensor* const x = args.find(name);
   if (x == nullptr || x->shape.size() != 2 || args.mode != InputMode::random) return;
   const int64_t leaves = x->shape.front(), numel = x->shape.back();
   const DTypeInfo& type = info(x->dtype);
@@ -130,6 +132,17 @@ void refine_leaves(const FillArgs& args) {
       }
     }
   }
+}
+
+}  // namespace
+
+void refine_leaves(const FillArgs& args) { refine_leaves_of(args, "x"); }
+
+void refine_gradients(const FillArgs& args) {
+  const Tensor* const grad = args.find("grad_y");
+  bool is_ones = true;  // as --grad-mode asks for
+  for (int64_t i = 0; grad != nullptr && is_ones && i < grad->count(); ++i) is_ones = grad->at(i) == 1;
+  if (!is_ones) refine_leaves_of(args, "grad_y");
 }
 
 namespace {

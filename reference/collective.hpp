@@ -76,10 +76,12 @@ inline constexpr Recipe sums_by_rank(std::string_view output) {
 /// Refuses an `order` that is not known.
 void validate_collective(const CaseSizes& sizes);
 
-/// Every fourth element has leaves of very different sizes, 2^12 to 2^-12; in every second of these the two largest
-/// cancel, so that even 16 bits show in which order the others were added. In another fourth the last leaf is minus the
-/// others, so that almost nothing remains. Of every sixteenth all leaves are -0.
+/// Changes x, if it has leaves: every fourth element has leaves of very different sizes, 2^12 to 2^-12; in every second
+/// of these the two largest cancel, so that even 16 bits show in which order the others were added. In another fourth
+/// the last leaf is minus the others, so that almost nothing remains. Of every sixteenth all leaves are -0.
 void refine_leaves(const FillArgs& args);
+/// The same for grad_y, unless all of it is 1.
+void refine_gradients(const FillArgs& args);
 
 std::optional<Rearranged> longer_on_both_sides(const RearrangeArgs& args);
 std::optional<Rearranged> longer_by_a_mebi(const RearrangeArgs& args);

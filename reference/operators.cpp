@@ -40,6 +40,8 @@ extern const Operator kGroupedGemm;       // grouped_gemm.cpp
 extern const Operator kGae;               // gae.cpp
 extern const Operator kAdamw;             // adamw.cpp
 extern const Operator kAllReduce;         // all_reduce.cpp
+extern const Operator kReduceScatter;     // reduce_scatter.cpp
+extern const Operator kAllGather;         // all_gather.cpp
 extern const Operator kWhiten;            // whiten.cpp
 extern const Operator kGroupNorm;         // group_norm.cpp
 extern const Operator kQuantFp8Block;     // quant_fp8_block.cpp
@@ -84,6 +86,8 @@ std::span<const Operator* const> operators() {
                                      &kTpLogp,
                                      &kTpLinearLogp,
                                      &kAllReduce,
+                                     &kReduceScatter,
+                                     &kAllGather,
                                      &kQuantFp8Block,
                                      &kQuantMxfp8,
                                      &kQuantNvfp4,

@@ -18,12 +18,18 @@ constexpr FaultSpec kFirstLeafAlone{"first_leaf_alone", "of a rank's leaves only
 constexpr FaultSpec kAveraged{"averaged", "the sum is divided by the number of ranks"};
 constexpr FaultSpec kBf16Sum{"bf16_sum",         "the sum is rounded to bf16 after each leaf", "accuracy", "", "",
                              recipe::kSumsByRank};
-constexpr FaultSpec kBf16Wire{"bf16_on_the_wire", "leaves are rounded to bf16 before they are added", "accuracy",
+constexpr FaultSpec kBf16Wire{"bf16_on_the_wire", "messages are rounded to bf16 before they are sent", "accuracy",
                               "fp32 fp16"};
 constexpr FaultSpec kTail{"tail_not_reduced", "elements behind the last multiple of 8 are the first rank's own"};
 constexpr FaultSpec kChunk{"chunk_not_reduced", "of as many chunks as ranks, the last one is the last rank's own"};
 constexpr FaultSpec kLate{"read_late", "the last rank's leaves are read one element late"};
 constexpr FaultSpec kOrderReversed{"order_reversed", "an order is asked for, and leaves are added from last to first"};
+
+constexpr FaultSpec kNextPart{"next_part", "a rank has the part of the next one"};
+constexpr FaultSpec kFirstPart{"first_part_everywhere", "in place of every part stands the first rank's"};
+constexpr FaultSpec kLastPartLost{"last_part_lost", "in place of the last rank's part stand zeros"};
+constexpr FaultSpec kTailLost{"tail_lost", "elements behind the last multiple of 8 are not copied"};
+constexpr FaultSpec kEqualParts{"equal_parts", "all parts are taken to be as long as the longest"};
 
 size_t at(int64_t index) { return static_cast<size_t>(index); }
 
@@ -97,12 +103,71 @@ void sum(const EmulationArgs& args) {
   args.parallel_for(leaves.numel(), [&](int64_t i) { args.out(0)[at(i)] = leaves.sum(i); });
 }
 
+/// The parts of a message, with which every rank has one.
+class MessageParts {
+ public:
+  MessageParts(const EmulationArgs& args, int64_t numel)
+      : ranks_(std::max<int64_t>(1, std::ssize(args.bounds) - 1)), numel_(numel) {}
+
+  int64_t begin(int64_t rank) const { return numel_ / ranks_ * rank + std::min(rank, numel_ % ranks_); }
+  int64_t length(int64_t rank) const { return begin(rank + 1) - begin(rank); }
+  int64_t last() const { return ranks_ - 1; }
+  /// The part that element i is in.
+  int64_t part_of(int64_t i) const {
+    int64_t rank = 0;
+    while (i >= begin(rank + 1)) ++rank;
+    return rank;
+  }
+  /// Element i of the message as ranks hold it that have the next one's part.
+  int64_t in_next_part(int64_t i) const { return (i + length(0)) % numel_; }
+
+ private:
+  int64_t ranks_, numel_;
+};
+
+void scattered_sum(const EmulationArgs& args) {
+  const Leaves leaves(args);
+  const MessageParts parts(args, leaves.numel());
+  const bool next = args.arithmetic.has(kNextPart.name);
+  args.parallel_for(leaves.numel(),
+                    [&](int64_t i) { args.out(0)[at(i)] = leaves.sum(next ? parts.in_next_part(i) : i); });
+}
+
+void gathered_parts(const EmulationArgs& args) {
+  const Arithmetic& a = args.arithmetic;
+  const std::vector<float> x = args.floats(0);
+  const auto numel = std::ssize(x);
+  const MessageParts parts(args, numel);
+  const auto source = [&](int64_t i) -> int64_t {  // -1: nothing
+    const int64_t part = parts.part_of(i);
+    if (a.has(kNextPart.name)) return parts.in_next_part(i);
+    if (a.has(kFirstPart.name)) return std::min(i - parts.begin(part), numel - 1);
+    if (a.has(kLastPartLost.name) && part == parts.last()) return -1;
+    if (a.has(kTailLost.name) && i >= numel / 8 * 8) return -1;
+    if (a.has(kEqualParts.name)) {
+      const int64_t length = parts.length(0), rank = i / length, place = i % length;
+      return place < parts.length(rank) ? parts.begin(rank) + place : -1;
+    }
+    return i;
+  };
+  for (int64_t i = 0; i < numel; ++i) {
+    const int64_t from = source(i);
+    const float value = from < 0 ? 0.0F : x[at(from)];
+    args.out(0)[at(i)] = a.has(kBf16Wire.name) ? Arithmetic::to_bf16(value) : value;
+  }
+}
+
 constexpr std::array kSumFaults{kRankLost, kRankTwice, kRankAlone, kFirstLeafAlone, kAveraged,     kBf16Sum,
                                 kBf16Wire, kTail,      kChunk,     kLate,           kOrderReversed};
+constexpr std::array kScatterFaults{kRankLost, kRankTwice, kRankAlone, kFirstLeafAlone, kAveraged,      kBf16Sum,
+                                    kBf16Wire, kTail,      kChunk,     kLate,           kOrderReversed, kNextPart};
+constexpr std::array kGatherFaults{kBf16Wire, kNextPart, kFirstPart, kLastPartLost, kTailLost, kEqualParts};
 
 }  // namespace
 
-extern const Emulation kAllReduceSum;
+extern const Emulation kAllReduceSum, kScatteredSum, kGatheredParts;
 const Emulation kAllReduceSum{sum, kSumFaults};
+const Emulation kScatteredSum{scattered_sum, kScatterFaults};
+const Emulation kGatheredParts{gathered_parts, kGatherFaults};
 
 }  // namespace checkop

@@ -211,20 +211,29 @@ TEST(Rearrangements, OrderByLengthHasTheRightBitsInItsOwnCase) {
   EXPECT_FALSE(held("order_by_chunk"));
 }
 
+/// all_reduce, reduce_scatter and all_gather.
 TEST(Rearrangements, NativeHoldsMessagesForEveryDtypeAndOrder) {
-  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-    for (const double order : {-1, 0, 1}) {
-      Case c = message(order);
-      c.dtype = dtype;
-      const std::vector<Tensor> inputs = make_inputs(c, 1);
-      std::vector<Tensor> outputs = make_outputs(c);
-      Worker worker({{native_plugin("all_reduce")}, "cpu"});
-      const RunResult result =
-          worker.run("native", c, inputs, outputs, checks_on(AxisSet::all()), std::chrono::seconds(60));
-      EXPECT_EQ(found_in(result).compared, kMessages);
-      EXPECT_EQ(found_in(result).broken, Names{});
+  int64_t passes = 0;
+  for (const Operator* op : operators()) {
+    if (op->parallel_dim != "leaves") continue;
+    Worker worker({{native_plugin(op->name)}, "cpu"});
+    for (const Pass& pass : op->passes) {
+      for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+        for (const double order : {-1, 0, 1}) {
+          Case c = gold_case(op->name, pass.name, dtype, message().dims);
+          c.attrs.front() = order;
+          const std::vector<Tensor> inputs = make_inputs(c, 1);
+          std::vector<Tensor> outputs = make_outputs(c);
+          const RunResult result =
+              worker.run("native", c, inputs, outputs, checks_on(AxisSet::all()), std::chrono::seconds(60));
+          EXPECT_EQ(found_in(result).compared, kMessages) << case_name(c) << " " << result.message;
+          EXPECT_EQ(found_in(result).broken, Names{}) << case_name(c);
+        }
+      }
+      ++passes;
     }
   }
+  EXPECT_EQ(passes, 6);
 }
 
 TEST(Rearrangements, NativeAndTheContractHoldThemForEveryDtype) {
