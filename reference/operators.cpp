@@ -39,6 +39,9 @@ extern const Operator kMoeRoute;          // moe_route.cpp
 extern const Operator kGroupedGemm;       // grouped_gemm.cpp
 extern const Operator kGae;               // gae.cpp
 extern const Operator kAdamw;             // adamw.cpp
+extern const Operator kAllReduce;         // all_reduce.cpp
+extern const Operator kReduceScatter;     // reduce_scatter.cpp
+extern const Operator kAllGather;         // all_gather.cpp
 extern const Operator kWhiten;            // whiten.cpp
 extern const Operator kGroupNorm;         // group_norm.cpp
 extern const Operator kQuantFp8Block;     // quant_fp8_block.cpp
@@ -82,6 +85,9 @@ std::span<const Operator* const> operators() {
                                      &kGroupNorm,
                                      &kTpLogp,
                                      &kTpLinearLogp,
+                                     &kAllReduce,
+                                     &kReduceScatter,
+                                     &kAllGather,
                                      &kQuantFp8Block,
                                      &kQuantMxfp8,
                                      &kQuantNvfp4,

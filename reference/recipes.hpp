@@ -41,5 +41,7 @@ inline constexpr std::string_view kWeights = "weights_in_16_bit", kSumsBySlot = 
 // embedding
 inline constexpr std::string_view kSumsByToken = "sums_by_token_in_16_bit",
                                   kSumsBy32Tokens = "sums_by_32_tokens_in_16_bit";
+// all_reduce, reduce_scatter and all_gather
+inline constexpr std::string_view kSumsByRank = "sums_by_rank_in_16_bit";
 
 }  // namespace checkop::recipe

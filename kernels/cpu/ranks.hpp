@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shared by the tensor-parallel candidates: ranks compare what each of them holds on the CPU before they exchange
-// anything else. Shared by the native ones: partial results are combined in the order of the vocabulary.
+// anything else. Shared by the native ones: partial results are combined in the order of the vocabulary, or of leaves.
 #pragma once
 
 #include <cstring>
@@ -13,7 +13,7 @@ namespace native {
 struct RankInfo {
   int64_t status = CHECKOP_OK;
   int64_t begin = 0, end = 0, total = 0;
-  int64_t rows = -1, hidden = -1, dtype = -1, bias = 0, ignored = 0, segments = 0;
+  int64_t rows = -1, hidden = -1, dtype = -1, bias = 0, ignored = 0, segments = 0, order = 0;
   uint64_t ids = 0;  ///< a hash
   char message[200] = {};
 };
@@ -43,10 +43,20 @@ inline std::vector<int64_t> own_bounds(const checkop_call& c) {
   return {c.shard_begin, c.shard_end};
 }
 
+/// What ranks divide and what RankInfo::rows are, in messages.
+struct RankWords {
+  const char *divided = "the vocabulary", *total = "a vocabulary of", *rows = "a row count of";
+};
+
+inline bool has_attribute(const checkop_call& c, std::string_view name) {
+  return std::any_of(c.attrs, c.attrs + c.n_attrs, [&](const checkop_attr& attr) { return name == attr.name; });
+}
+
 /// One rank and its view of the others.
 class Ranks {
  public:
-  explicit Ranks(const checkop_call& c) : call_(c), size_(c.world_size), comm_(c.host_comm) {
+  explicit Ranks(const checkop_call& c, const RankWords& words = {})
+      : call_(c), words_(words), size_(c.world_size), comm_(c.host_comm) {
     if (size_ < 1 || c.rank < 0 || c.rank >= size_)
       throw Refusal(CHECKOP_FAILED, "rank " + std::to_string(c.rank) + " of " + std::to_string(size_));
     if (size_ > 1 && (comm_ == nullptr || comm_->rank != c.rank || comm_->world_size != size_))
@@ -61,8 +71,14 @@ class Ranks {
     RankInfo own;
     own.begin = call_.shard_begin, own.end = call_.shard_end, own.total = call_.shard_total;
     try {
-      own.segments = static_cast<int64_t>(attribute(call_, "canonical_segments"));
-      own.ignored = ignore_index(call_);
+      // Each leaf of a collective operator is a segment of its own.
+      own.segments = has_attribute(call_, "order") ? call_.shard_total
+                                                   : static_cast<int64_t>(attribute(call_, "canonical_segments"));
+      if (has_attribute(call_, "order")) {
+        own.order = static_cast<int64_t>(attribute(call_, "order"));
+      } else {
+        own.ignored = ignore_index(call_);
+      }
       check(own);
     } catch (const OtherIntegers&) {
       throw;  // run() converts them and starts over
@@ -102,14 +118,19 @@ class Ranks {
   void for_each_segment(const std::vector<T>& own, size_t count, Body body) const {
     size_t most = 0;
     for (size_t r = 0; r < static_cast<size_t>(size_); ++r) most = std::max(most, first_[r + 1] - first_[r]);
+    for_each_rank(own, most * count, [&](size_t r, const T* values) {
+      for (size_t s = first_[r]; s < first_[r + 1]; ++s) body(s, values + (s - first_[r]) * count);
+    });
+  }
+
+  /// Calls body(rank, values) in order for all ranks, with the values that each has as `own`: at most `most`.
+  template <class T, class Body>
+  void for_each_rank(const std::vector<T>& own, size_t most, Body body) const {
     std::vector<T> send(own);
-    send.resize(most * count);
-    std::vector<T> all(send.size() * static_cast<size_t>(size_));
-    all_gather(send.data(), all.data(), send.size() * sizeof(T));
-    for (size_t r = 0; r < static_cast<size_t>(size_); ++r) {
-      for (size_t s = first_[r]; s < first_[r + 1]; ++s)
-        body(s, all.data() + r * send.size() + (s - first_[r]) * count);
-    }
+    send.resize(most);
+    std::vector<T> all(most * static_cast<size_t>(size_));
+    all_gather(send.data(), all.data(), most * sizeof(T));
+    for (size_t r = 0; r < static_cast<size_t>(size_); ++r) body(r, all.data() + r * most);
   }
 
  private:
@@ -144,16 +165,17 @@ class Ranks {
       refuse("rank " + std::to_string(r) + " has dtype " + dtype_name(static_cast<int32_t>(all[r].dtype)) +
              ", rank 0 has " + dtype_name(static_cast<int32_t>(all[0].dtype)));
     }
-    same("a vocabulary of", &RankInfo::total);
-    same("a row count of", &RankInfo::rows);
+    same(words_.total, &RankInfo::total);
+    same(words_.rows, &RankInfo::rows);
     same("a hidden size of", &RankInfo::hidden);
     same("a bias count of", &RankInfo::bias);
     same("an ignore_index of", &RankInfo::ignored);
     same("a canonical segment count of", &RankInfo::segments);
+    same("an order of", &RankInfo::order);
     int64_t expected = 0;
     for (size_t r = 0; r < all.size(); ++r) {
       const std::string part = "rank " + std::to_string(r) + " holds [" + std::to_string(all[r].begin) + ", " +
-                               std::to_string(all[r].end) + ") of the vocabulary";
+                               std::to_string(all[r].end) + ") of " + words_.divided;
       if (all[r].end <= all[r].begin) refuse(part + ", which is empty");
       if (all[r].begin > expected)
         refuse(part + ": no rank holds [" + std::to_string(expected) + ", " + std::to_string(all[r].begin) + ")");
@@ -161,7 +183,8 @@ class Ranks {
       expected = all[r].end;
     }
     if (expected != all[0].total)
-      refuse("the ranks hold [0, " + std::to_string(expected) + ") of a vocabulary of " + std::to_string(all[0].total));
+      refuse("the ranks hold [0, " + std::to_string(expected) + ") of " + words_.total + " " +
+             std::to_string(all[0].total));
     same("target ids with hash", &RankInfo::ids);  // last: a rank that holds nothing has not looked at its ids
   }
 
@@ -184,6 +207,7 @@ class Ranks {
   }
 
   const checkop_call& call_;
+  RankWords words_;
   int32_t size_;
   checkop_host_comm* comm_;
   int64_t ignored_ = 0;

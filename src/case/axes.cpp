@@ -28,6 +28,7 @@ constexpr std::array<AxisName, kAxes> kNames{{
     {Axis::phase, "phase", "a query's bits depend on the queries that are launched with it"},
     {Axis::documents, "documents", "the bits of a sequence or group depend on the others that are packed with it"},
     {Axis::micro_batch, "micro_batch", "bits depend on what else is in the micro-batch, though denom is the same"},
+    {Axis::message, "message", "an element's bits depend on the length of the message or on its place in it"},
     {Axis::row_stride, "row_stride", "a row's bits depend on the distance between rows or on what lies between them"},
     {Axis::neighbours, "neighbours", "a row's bits depend on what the other rows hold"},
     {Axis::position, "position", "a row's bits depend on its place in the batch"},
@@ -79,6 +80,7 @@ Kind kind_of(Axis axis) {
     case Axis::phase:
     case Axis::documents:
     case Axis::micro_batch:
+    case Axis::message:
       return Kind::of_rearrangements;
     case Axis::row_stride:
     case Axis::neighbours:

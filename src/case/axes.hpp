@@ -28,6 +28,7 @@ enum class Axis : uint8_t {
   phase,         ///< queries of a sequence in one launch
   documents,     ///< other sequences, or groups, that are packed into the same tensors
   micro_batch,   ///< entries of the batch that are launched together, where the loss is divided by a given number
+  message,       ///< length of a message between ranks, and where an element lies in it
   row_stride,    ///< distance between rows, and the memory between them
   neighbours,    ///< values of the other rows
   position,      ///< position of a row in the batch
@@ -36,7 +37,7 @@ enum class Axis : uint8_t {
   chunks,        ///< where a batch is split into launches
   padding,       ///< extra rows after the last one
 };
-inline constexpr int kAxes = 21;
+inline constexpr int kAxes = 22;
 
 std::string_view to_string(Axis axis);
 std::string_view describe(Axis axis);  ///< "a row's bits depend on what the other rows hold"

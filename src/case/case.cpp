@@ -131,6 +131,8 @@ std::string case_flags(const Case& c) {
 }
 
 int64_t extent_of(const Case& c, std::string_view extent) {
+  // A rank's case has its own part as a size of this name; see rank_case().
+  if (const auto part = c.dims.find(extent); part != c.dims.end()) return part->second;
   return evaluate_extent(extent, [&c](std::string_view dim) { return size_of(c, dim); });
 }
 
@@ -183,12 +185,14 @@ int64_t tensor_bytes(const Case& c) {
 void validate(const Case& c) {
   const auto of_rows = split_dims(c.op->row_dims);
   for (const std::string_view dim : dims_of(*c.op)) {
-    const bool may_be_none = std::find(of_rows.begin(), of_rows.end(), dim) != of_rows.end();
+    const bool may_be_none =
+        std::find(of_rows.begin(), of_rows.end(), dim) != of_rows.end() || dim == c.op->may_be_empty;
     const int64_t extent = size_of(c, dim), least = may_be_none ? 0 : 1;
     if (extent >= least) continue;
     throw InputError(
         "--" + flag_name(dim), fmt::format("expected an integer >= {}, got {}", least, extent),
-        of_rows.empty()
+        !c.op->may_be_empty.empty() ? fmt::format("give a size of at least 1; only {} may be 0", c.op->may_be_empty)
+        : of_rows.empty()
             ? fmt::format("{} reduces over the whole batch, so the batch can't be empty", c.op->name)
             : fmt::format("give a size of at least 1; only {} may be 0, for no rows", fmt::join(of_rows, " and ")));
   }

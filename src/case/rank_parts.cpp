@@ -57,13 +57,17 @@ void validate_bounds(const Case& c) {
   }
 }
 
+bool is_divided_dim(const Case& c, std::string_view dim) {
+  return is_tensor_parallel(c) && (dim == c.op->parallel_dim || !dim_over_ranks(dim).empty());
+}
+
 }  // namespace
 
 bool is_tensor_parallel(const Case& c) { return !c.op->parallel_dim.empty(); }
 
 bool is_divided(const Case& c, const TensorSpec& spec) {
   const auto dims = split_dims(spec.dims);
-  return is_tensor_parallel(c) && std::find(dims.begin(), dims.end(), c.op->parallel_dim) != dims.end();
+  return std::any_of(dims.begin(), dims.end(), [&](std::string_view dim) { return is_divided_dim(c, dim); });
 }
 
 int64_t world_size(const Case& c) { return is_tensor_parallel(c) ? extent_of(c, kWorldSize) : 1; }
@@ -77,6 +81,7 @@ std::vector<int64_t> even_bounds(int64_t total, int64_t parts) {
 int64_t canonical_segments(const Case& c) {
   for (size_t i = 0; i < c.attrs.size(); ++i) {
     if (c.op->attrs[i].name == kCanonicalSegments) return static_cast<int64_t>(c.attrs[i]);
+    if (c.op->attrs[i].name == kLeafOrder && is_tensor_parallel(c)) return c.attrs[i] < 0 ? 0 : total_of(c);
   }
   return 0;
 }
@@ -101,6 +106,15 @@ Case rank_case(const Case& c, int64_t rank) {
   const auto r = static_cast<size_t>(rank);
   Case part = c;
   part.dims.find(c.op->parallel_dim)->second = bounds[r + 1] - bounds[r];
+  const auto divide = [&](const TensorSpec& spec) {
+    for (const std::string_view dim : split_dims(spec.dims)) {
+      if (dim_over_ranks(dim).empty()) continue;
+      const std::vector<int64_t> own = even_bounds(extent_of(c, dim), world_size(c));
+      part.dims[std::string(dim)] = own[r + 1] - own[r];
+    }
+  };
+  for (const TensorSpec& spec : c.pass->inputs) divide(spec);
+  for (const OutputSpec& spec : c.pass->outputs) divide(spec.tensor);
   return part;
 }
 
@@ -108,7 +122,8 @@ PartView part_view(const Case& c, const TensorSpec& spec) {
   PartView view{1, 1, 1};
   bool behind = false;
   for (const std::string_view dim : split_dims(spec.dims)) {
-    const bool is_it = is_tensor_parallel(c) && dim == c.op->parallel_dim;
+    const bool is_it = is_divided_dim(c, dim);
+    if (is_it) view.bounds = dim == c.op->parallel_dim ? part_bounds(c) : even_bounds(extent_of(c, dim), world_size(c));
     (is_it ? view.extent : behind || !is_divided(c, spec) ? view.inner : view.outer) *= extent_of(c, dim);
     behind |= is_it;
   }

@@ -54,7 +54,7 @@ inline int64_t count_of(const checkop_tensor& t) { return element_count(Shape(t.
 /// The tensor-parallel parts of a call's tensors: converts between the part of one rank and the whole tensor.
 class Parts {
  public:
-  /// Exchanges the bounds of all ranks: every rank must construct it. Throws std::runtime_error if one does not.
+  /// Exchanges the extents of all ranks: every rank must construct it. Throws std::runtime_error if one does not.
   Parts(const Pass& pass, const checkop_call& call) : call_(call) {
     if (call.shard_total == 0) return;
     for (const Operator* op : operators()) {
@@ -66,12 +66,22 @@ class Parts {
     gather(&call.shard_end, ends.data(), sizeof(int64_t));
     bounds_ = {0};
     bounds_.insert(bounds_.end(), ends.begin(), ends.end());
+    int64_t own = 0;  // along an extent such as "numel/world_size", of which a pass has one at most
+    const auto look = [&](const TensorSpec& spec, const checkop_tensor& t) {
+      const size_t axis = axis_of(spec);
+      if (axis < split_dims(spec.dims).size() && is_even(spec, axis)) own = t.shape[axis];
+    };
+    for (size_t i = 0; i < pass.inputs.size(); ++i) look(pass.inputs[i], call.inputs[i]);
+    for (size_t i = 0; i < pass.outputs.size(); ++i) look(pass.outputs[i].tensor, call.outputs[i]);
+    gather(&own, ends.data(), sizeof(int64_t));
+    even_bounds_ = {0};
+    for (const int64_t extent : ends) even_bounds_.push_back(even_bounds_.back() + extent);
   }
 
   const std::vector<int64_t>& bounds() const { return bounds_; }  ///< empty: no tensor is divided
 
   Shape whole_shape(const TensorSpec& spec, Shape shape) const {
-    if (const size_t axis = axis_of(spec); axis < shape.size()) shape[axis] = call_.shard_total;
+    if (const size_t axis = axis_of(spec); axis < shape.size()) shape[axis] = bounds_of(spec, axis).back();
     return shape;
   }
 
@@ -79,21 +89,22 @@ class Parts {
   Tensor whole(const TensorSpec& spec, Tensor own) const {
     const size_t axis = axis_of(spec);
     if (axis >= own.shape.size()) return own;
+    const std::vector<int64_t>& bounds = bounds_of(spec, axis);
     Tensor all(own.name, own.dtype, whole_shape(spec, own.shape));
     const size_t row = info(own.dtype).bytes * static_cast<size_t>(inner(own.shape, axis));
-    const auto outer = own.bytes.size() / (row * static_cast<size_t>(own.shape[axis]));
+    const auto outer = static_cast<size_t>(
+        element_count(Shape(own.shape.begin(), own.shape.begin() + static_cast<std::ptrdiff_t>(axis))));
     int64_t longest = 0;
-    for (size_t r = 0; r + 1 < bounds_.size(); ++r) longest = std::max(longest, bounds_[r + 1] - bounds_[r]);
+    for (size_t r = 0; r + 1 < bounds.size(); ++r) longest = std::max(longest, bounds[r + 1] - bounds[r]);
     const size_t most = outer * row * static_cast<size_t>(longest);
-    std::vector<std::byte> send(most), received(most * (bounds_.size() - 1));
+    std::vector<std::byte> send(most), received(most * (bounds.size() - 1));
     std::copy_n(own.bytes.data(), own.bytes.size(), send.data());
     gather(send.data(), received.data(), most);
-    for (size_t r = 0; r + 1 < bounds_.size(); ++r) {
-      const size_t part = row * static_cast<size_t>(bounds_[r + 1] - bounds_[r]);
+    for (size_t r = 0; r + 1 < bounds.size(); ++r) {
+      const size_t part = row * static_cast<size_t>(bounds[r + 1] - bounds[r]);
       for (size_t o = 0; o < outer; ++o) {
-        std::copy_n(
-            received.data() + r * most + o * part, part,
-            all.bytes.data() + (o * static_cast<size_t>(call_.shard_total) + static_cast<size_t>(bounds_[r])) * row);
+        std::copy_n(received.data() + r * most + o * part, part,
+                    all.bytes.data() + (o * static_cast<size_t>(bounds.back()) + static_cast<size_t>(bounds[r])) * row);
       }
     }
     return all;
@@ -103,9 +114,11 @@ class Parts {
   std::vector<double> own(const TensorSpec& spec, const Shape& part, const std::vector<double>& values) const {
     const size_t axis = axis_of(spec);
     if (axis >= part.size() || values.empty()) return values;
-    const int64_t row = inner(part, axis), length = row * part[axis], whole = row * call_.shard_total;
+    const std::vector<int64_t>& bounds = bounds_of(spec, axis);
+    const int64_t row = inner(part, axis), length = row * part[axis], whole = row * bounds.back();
     std::vector<double> kept;
-    for (auto at = values.begin() + row * call_.shard_begin; std::ssize(kept) < element_count(part);) {
+    for (auto at = values.begin() + row * bounds[static_cast<size_t>(call_.rank)];
+         std::ssize(kept) < element_count(part);) {
       kept.insert(kept.end(), at, at + length);
       if (std::ssize(kept) < element_count(part)) at += whole;
     }
@@ -115,8 +128,15 @@ class Parts {
  private:
   size_t axis_of(const TensorSpec& spec) const {
     const auto dims = split_dims(spec.dims);
+    const auto is_divided = [&](std::string_view dim) { return dim == dim_ || !dim_over_ranks(dim).empty(); };
     return bounds_.empty() ? dims.size()
-                           : static_cast<size_t>(std::find(dims.begin(), dims.end(), dim_) - dims.begin());
+                           : static_cast<size_t>(std::find_if(dims.begin(), dims.end(), is_divided) - dims.begin());
+  }
+  static bool is_even(const TensorSpec& spec, size_t axis) {
+    return !dim_over_ranks(split_dims(spec.dims)[axis]).empty();
+  }
+  const std::vector<int64_t>& bounds_of(const TensorSpec& spec, size_t axis) const {
+    return is_even(spec, axis) ? even_bounds_ : bounds_;
   }
   static int64_t inner(const Shape& shape, size_t axis) {
     return element_count(Shape(shape.begin() + static_cast<std::ptrdiff_t>(axis) + 1, shape.end()));
@@ -130,7 +150,8 @@ class Parts {
 
   const checkop_call& call_;
   std::string_view dim_;
-  std::vector<int64_t> bounds_;
+  std::vector<int64_t> bounds_;       ///< of the operator's parallel dimension
+  std::vector<int64_t> even_bounds_;  ///< of an extent such as "numel/world_size"
 };
 
 /// The whole inputs of all ranks.

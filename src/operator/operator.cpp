@@ -163,12 +163,18 @@ bool lists(std::span<const std::string> list, std::string_view word) {
 
 std::vector<std::string_view> names_in(std::string_view dims) {
   std::vector<std::string_view> names = split(dims, " *+/");
-  std::erase_if(names, is_number);
+  std::erase_if(names, [](std::string_view name) { return is_number(name) || name == kWorldSize; });
   return names;
+}
+
+std::string_view dim_over_ranks(std::string_view extent) {
+  const size_t slash = extent.find('/');
+  return slash != std::string_view::npos && extent.substr(slash + 1) == kWorldSize ? extent.substr(0, slash) : "";
 }
 
 int64_t evaluate_extent(std::string_view extent, const std::function<int64_t(std::string_view)>& value_of) {
   constexpr uint64_t kMost = uint64_t{1} << 62;
+  if (!dim_over_ranks(extent).empty()) return value_of(dim_over_ranks(extent));
   uint64_t sum = 0;
   for (const std::string_view term : split(extent, "+")) {
     Shape factors;

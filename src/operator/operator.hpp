@@ -41,7 +41,8 @@ enum class Fill : uint8_t {
 
 /// One input or output. A dimension list is a string of extents, "batch seq vocab". An extent is a name, or a sum of
 /// products of names and numbers: "batch*seq", "batch+1", a name over a number, rounded up: "hidden/128", or a number:
-/// "3". A tensor is per-row if its list starts with the operator's `row_dims`.
+/// "3". "numel/world_size" is all of `numel` in the case, of which each rank has one of even_bounds(). A tensor is
+/// per-row if its list starts with the operator's `row_dims`.
 struct TensorSpec {
   std::string_view name;
   std::string_view dims;
@@ -250,6 +251,7 @@ struct Operator {
   std::string_view parallel_dim = "";
   std::string_view left_out = "";                      ///< what no output depends on, "masked keys"; "" for none
   std::span<const Rearrangement> rearrangements = {};  ///< the first one of each axis is checked in every run
+  std::string_view may_be_empty = "";                  ///< a dimension that is none of row_dims and may still be 0
 };
 
 /// Whether a rearrangement of the operator compares this output.
@@ -258,6 +260,9 @@ bool is_rearranged(const Rearrangement& by, const TensorSpec& output);
 
 /// The number of ranks: a dimension of a tensor-parallel operator's cases that no tensor has.
 inline constexpr std::string_view kWorldSize = "world_size";
+
+/// "numel" of the extent "numel/world_size", which ranks divide; "" of any other extent.
+std::string_view dim_over_ranks(std::string_view extent);
 
 std::span<const Operator* const> operators();
 const Operator* find_operator(std::string_view name);  ///< nullptr when unknown
@@ -279,7 +284,7 @@ std::vector<std::string_view> split_dims(std::string_view dims);
 /// Whether `word` is one of the words of `list`, which have spaces between: Recipe::outputs, FaultSpec::dtypes.
 bool lists(std::string_view list, std::string_view word);
 bool lists(std::span<const std::string> list, std::string_view word);
-/// Names in the extents; "batch*seq batch+1 hidden/2" has four.
+/// Names in the extents, but for kWorldSize; "batch*seq batch+1 hidden/2" has four.
 std::vector<std::string_view> names_in(std::string_view dims);
 /// The value of one extent, given the value of each name; 2^62 for sums above that. Throws InputError for a product
 /// above 2^62.

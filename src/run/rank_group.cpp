@@ -133,10 +133,12 @@ template <class Body, class Pad>
 void for_each_piece(const Stage& whole, const RankPart& place, const TensorSpec& spec, const Body& body,
                     const Pad& pad) {
   const PartView view = part_view(whole.stage_case(), spec);
-  const int64_t padding = runs_of(whole, spec).padding, own = (place.end - place.begin) * view.inner;
+  const auto rank = static_cast<size_t>(place.rank);
+  const int64_t begin = view.bounds[rank], end = view.bounds[rank + 1];
+  const int64_t padding = runs_of(whole, spec).padding, own = (end - begin) * view.inner;
   for (int64_t o = 0; o < view.outer; ++o) {
     const int64_t there = o * (view.extent * view.inner + padding), here = o * (own + padding);
-    body(there + place.begin * view.inner, here, own);
+    body(there + begin * view.inner, here, own);
     if (padding > 0) pad(there + view.extent * view.inner, here + own, padding);
   }
 }

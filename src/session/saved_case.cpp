@@ -62,8 +62,10 @@ void require_type_and_shape(const std::string& path, const Case& c, const Tensor
   }
 }
 
-/// What is added to the one name of an extent: 1 of "seqs+1", 0 of "seqs", nothing of "batch*seq", "hidden/32" or "3".
+/// What is added to the one name of an extent: 1 of "seqs+1", 0 of "seqs" and "numel/world_size", nothing of
+/// "batch*seq", "hidden/32" or "3".
 std::optional<int64_t> summand(std::string_view extent) {
+  if (!dim_over_ranks(extent).empty()) return 0;
   const std::vector<std::string_view> names = names_in(extent);
   if (names.size() != 1 || extent.find_first_of("*/") != std::string_view::npos) return {};
   return evaluate_extent(extent, [](std::string_view) { return 0; });

@@ -199,6 +199,20 @@ TEST(RankProcesses, ReportWhatThreadsReport) {
   }
 }
 
+TEST(RankProcesses, MessagesAreThoseOfThreads) {
+  // Of 5 elements on 4 ranks one part is longer, and of 3 elements one is empty.
+  for (const char* numel : {"5", "3"}) {
+    const std::string arguments =
+        "--op all_reduce,reduce_scatter,all_gather --candidate native --device cpu --leaves 7 --order 1 --check-grad "
+        "--numel ";
+    Job job(4, arguments + numel);
+    job.expect_end(0, "6 pass");
+    const auto threads = run_program(arguments + numel + " --world-size 4 --json");
+    ASSERT_EQ(threads.code, 0) << threads.text;
+    EXPECT_EQ(comparable(Job::report()), comparable(json::parse(threads.text)));
+  }
+}
+
 TEST(RankProcesses, RankZeroAlonePrints) {
   Job job(3, kNative);
   const ProcessResult end = job.end();

@@ -94,6 +94,9 @@ inline constexpr OwnExtent kOwnExtents[] = {
     {"moe_combine", "rows", 264},
     {"tp_logp", "world_size", 1},  // ranks need each other
     {"tp_linear_logp", "world_size", 1},
+    {"all_reduce", "world_size", 1},
+    {"reduce_scatter", "world_size", 1},
+    {"all_gather", "world_size", 1},
 };
 
 /// A size for every dimension of `op`: its own extent above, otherwise extent_of(dim).

@@ -178,6 +178,7 @@ TEST(Verdict, SaysWhatABrokenAxisMeans) {
   EXPECT_EQ(reason(Axis::phase), "a query's bits depend on the queries that are launched with it");
   EXPECT_EQ(reason(Axis::documents), "the bits of a sequence or group depend on the others that are packed with it");
   EXPECT_EQ(reason(Axis::micro_batch), "bits depend on what else is in the micro-batch, though denom is the same");
+  EXPECT_EQ(reason(Axis::message), "an element's bits depend on the length of the message or on its place in it");
   EXPECT_EQ(reason(Axis::neighbours), "a row's bits depend on what the other rows hold");
   EXPECT_EQ(reason(Axis::position), "a row's bits depend on its place in the batch");
   EXPECT_EQ(reason(Axis::grouping), "a row's bits depend on how the batch's dimensions share the rows");

@@ -65,6 +65,37 @@ TEST(Shards, EveryNumberOfRanksCutsAtCanonicalSegments) {
   }
 }
 
+Case message(std::string_view op, std::string_view pass, int64_t leaves, int64_t numel, int64_t ranks, double order) {
+  Case c = gold_case(op, pass, DType::f32, {{"leaves", leaves}, {"numel", numel}, {"world_size", ranks}});
+  c.attrs.front() = order;
+  return c;
+}
+
+TEST(Shards, ARankHasItsLeavesAndItsPartOfAMessage) {
+  const Case c = message("reduce_scatter", "forward", 6, 5, 4, -1);
+  const TensorSpec &x = c.pass->inputs[0], &y = c.pass->outputs[0].tensor;
+  const std::vector<Shape> leaves{{2, 5}, {2, 5}, {1, 5}, {1, 5}}, parts{{2}, {1}, {1}, {1}};
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(shape_of(rank_case(c, rank), x), leaves[static_cast<size_t>(rank)]) << rank;
+    EXPECT_EQ(shape_of(rank_case(c, rank), y), parts[static_cast<size_t>(rank)]) << rank;
+  }
+  EXPECT_EQ(shape_of(c, y), (Shape{5}));
+  EXPECT_TRUE(is_divided(c, x) && is_divided(c, y));
+  EXPECT_EQ(part_view(c, y).bounds, (Bounds{0, 2, 3, 4, 5}));
+  const Case few = message("all_gather", "forward", 4, 3, 4, 0);
+  EXPECT_EQ(shape_of(rank_case(few, 3), few.pass->inputs[0]), (Shape{0}));
+  EXPECT_FALSE(is_divided(few, few.pass->outputs[0].tensor));  // every rank has all of it
+}
+
+TEST(Shards, NumbersOfRanksAreComparedInAnOrderAlone) {
+  EXPECT_TRUE(compares_ranks(message("all_reduce", "forward", 8, 5, 4, 0)));
+  EXPECT_TRUE(compares_ranks(message("all_reduce", "forward", 8, 5, 4, 1)));
+  EXPECT_FALSE(compares_ranks(message("all_reduce", "forward", 8, 5, 4, -1)));
+  EXPECT_FALSE(compares_ranks(message("all_reduce", "forward", 8, 5, 3, 0)));
+  // In an order a rank's leaves are those of canonical segments.
+  EXPECT_EQ(part_bounds(message("all_reduce", "forward", 6, 5, 4, 0)), (Bounds{0, 1, 3, 4, 6}));
+}
+
 TEST(Shards, WhatDoesNotTileIsRefused) {
   EXPECT_EQ(refusal_of(uneven()), "");
   const auto with = [](Bounds bounds) {

@@ -39,8 +39,17 @@ RunChecks checks_on(const AxisSet& axes, bool all = true) {
   return checks;
 }
 
+Case message(double order = 0) {
+  Case c = gold_case("all_reduce", "forward", DType::f32, {{"leaves", 8}, {"numel", 1031}, {"world_size", 4}});
+  c.attrs.front() = order;
+  return c;
+}
+
 RunResult run(const std::string& candidate, const Case& c, const RunChecks& checks) {
-  Worker worker({{test_plugin(c.op->name == "paged_attention" ? "paged_faults" : "packed_faults")}, "cpu"});
+  const char* const plugin = c.op->name == "all_reduce"        ? "message_faults"
+                             : c.op->name == "paged_attention" ? "paged_faults"
+                                                               : "packed_faults";
+  Worker worker({{test_plugin(plugin)}, "cpu"});
   const std::vector<Tensor> inputs = make_inputs(c, 1);
   std::vector<Tensor> outputs = make_outputs(c);
   return worker.run(candidate, c, inputs, outputs, checks, std::chrono::seconds(60));
@@ -159,6 +168,105 @@ TEST(Rearrangements, SumsThatDependOnWhatTheyMustNotAreCaught) {
       if (to_string(each) != fault.axis) others.insert(each);
     EXPECT_EQ(judged(checks_on(others)).verdict, Verdict::pass) << fault.candidate << " without " << fault.axis;
   }
+}
+
+const Names kMessages{"4099 elements before it and 61441 behind it",
+                      "1048576 elements behind it",
+                      "17 elements before it",
+                      "the first third alone",
+                      "the second half alone",
+                      "the last element alone",
+                      "elements moved by one",
+                      "elements in reverse"};
+
+TEST(Rearrangements, MessagesAreLongerShorterAndMoved) {
+  EXPECT_EQ(found_in(run("in_order", message(), checks_on(AxisSet::all()))).compared, kMessages);
+  Case one = message();
+  one.dims["numel"] = 1;
+  EXPECT_EQ(
+      found_in(run("in_order", one, checks_on(AxisSet::all()))).compared,
+      (Names{"4099 elements before it and 61441 behind it", "1048576 elements behind it", "17 elements before it"}));
+  Case none = message();
+  none.dims["numel"] = 0;
+  EXPECT_EQ(found_in(run("in_order", none, checks_on(AxisSet::all()))).compared, Names{});
+}
+
+TEST(Rearrangements, EveryRunLengthensTheMessage) {
+  Names found;
+  for (const Context& context : contexts_of(message(), open_cpu_device()->info(), RunChecks{}))
+    if (context.rearrangement != nullptr) found.insert(context.what);
+  EXPECT_EQ(found, Names{"4099 elements before it and 61441 behind it"});
+}
+
+TEST(Rearrangements, SumsThatDependOnTheMessageAreCaughtByItsAxisAlone) {
+  struct Fault {
+    const char* candidate;
+    Names broken;
+  };
+  const Fault faults[] = {
+      {"in_order", {}},
+      {"order_by_length", {"4099 elements before it and 61441 behind it", "1048576 elements behind it"}},
+      {"order_by_chunk", kMessages}};
+  for (const Fault& fault : faults) {
+    const Case c = message(-1);
+    EXPECT_EQ(found_in(run(fault.candidate, c, checks_on(AxisSet::all()))).broken, fault.broken) << fault.candidate;
+    if (fault.broken.empty()) continue;
+    const std::vector<Demands> demands(c.pass->outputs.size());
+    const auto judged = [&](const RunChecks& checks) {
+      return judge(c, run(fault.candidate, c, checks), {}, demands, checks, /*accuracy=*/false);
+    };
+    for (const bool all : {false, true}) {
+      const Judgment judgment = judged(checks_on(AxisSet::all(), all));
+      EXPECT_EQ(judgment.kind, "invariance") << fault.candidate;
+      EXPECT_NE(judgment.reason.find("(message: "), std::string::npos) << judgment.reason;
+    }
+    AxisSet others;
+    for (const Axis each : all_axes())
+      if (each != Axis::message) others.insert(each);
+    EXPECT_EQ(judged(checks_on(others)).verdict, Verdict::pass) << fault.candidate;
+  }
+}
+
+/// The accuracy of the case itself is right, too: its order is the one that is asked for.
+TEST(Rearrangements, OrderByLengthHasTheRightBitsInItsOwnCase) {
+  const Contract contract = Contract::load(CHECKOP_SOURCE_DIR "/contracts/default.json");
+  const Case c = message(0);
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  const auto held = [&](const char* candidate) {
+    std::vector<Tensor> outputs = make_outputs(c);
+    Worker worker({{test_plugin("message_faults")}, "cpu"});
+    const RunResult result = worker.run(candidate, c, inputs, outputs, RunChecks{}, std::chrono::seconds(60));
+    EXPECT_EQ(result.status, RunStatus::ok) << result.message;
+    return judge_outputs(c, inputs, outputs, contract, {}, 1).front().gates.front().holds;
+  };
+  EXPECT_TRUE(held("in_order"));
+  EXPECT_TRUE(held("order_by_length"));
+  EXPECT_FALSE(held("order_by_chunk"));
+}
+
+/// all_reduce, reduce_scatter and all_gather.
+TEST(Rearrangements, NativeHoldsMessagesForEveryDtypeAndOrder) {
+  int64_t passes = 0;
+  for (const Operator* op : operators()) {
+    if (op->parallel_dim != "leaves") continue;
+    Worker worker({{native_plugin(op->name)}, "cpu"});
+    for (const Pass& pass : op->passes) {
+      for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+        for (const double order : {-1, 0, 1}) {
+          Case c = gold_case(op->name, pass.name, dtype, message().dims);
+          c.attrs.front() = order;
+          const std::vector<Tensor> inputs = make_inputs(c, 1);
+          std::vector<Tensor> outputs = make_outputs(c);
+          const RunResult result =
+              worker.run("native", c, inputs, outputs, checks_on(AxisSet::all()), std::chrono::seconds(60));
+          EXPECT_EQ(found_in(result).compared, kMessages) << case_name(c) << " " << result.message;
+          EXPECT_EQ(found_in(result).broken, Names{}) << case_name(c);
+        }
+      }
+      ++passes;
+    }
+  }
+  EXPECT_EQ(passes, 6);
 }
 
 TEST(Rearrangements, SumsInFixedPartsAreNot) {

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// reduce_scatter / nccl: ncclReduceScatter and ncclAllGather, as they are, with a GPU for each rank.
+//   forward   y[i] = sum over the ranks r of x[r,i], for the elements i of the rank's part
+//   backward  dx = the parts of grad_y of all ranks, one behind the other
+//   x: [1, numel] f32|f16|bf16, contiguous    y, grad_y: [numel / ranks]    dx: [numel], of the same dtype
+//   NCCL chooses algorithm, protocol and channels by the length of the message and the number of ranks, and with them
+//   the order of addition; in 16 bits it rounds after every addition (recipe sums_by_rank_in_16_bit).
+//   Limits: parts of equal length; forward one leaf a rank and order -1.
+//   Expected error: a sum of as many terms as ranks; in 16 bits ranks - 2 further roundings of partial sums.
+#include "cuda/collective.cuh"
+
+namespace checkop::kernels {
+namespace {
+
+checkop_status forward(const checkop_call* call) {
+  return collective::run(
+      call, "x", native::Holds::leaves, "y", native::Holds::part, 0,
+      [](const checkop_call& c, const native::Ranks& ranks, const native::Message& message, auto tag) {
+        using T = typename decltype(tag)::type;
+        collective::check_nccl_sum(c);
+        collective::check_nccl_parts(c, message.numel);
+        const void* from = c.inputs[0].data;
+        void* to = c.outputs[0].data;
+        const auto part = static_cast<size_t>(message.end - message.begin);
+        if (ranks.size() == 1) return collective::copy(c, to, from, part * sizeof(T));
+        ranks::exchange(c, "reduce-scatter", [&](ncclComm_t comm) {
+          return ncclReduceScatter(from, to, part, collective::nccl_type<T>(), ncclSum, comm,
+                                   static_cast<cudaStream_t>(c.stream));
+        });
+      });
+}
+
+checkop_status backward(const checkop_call* call) {
+  return collective::run(
+      call, "grad_y", native::Holds::part, "dx", native::Holds::all, 0,
+      [](const checkop_call& c, const native::Ranks& ranks, const native::Message& message, auto tag) {
+        using T = typename decltype(tag)::type;
+        collective::check_nccl_parts(c, message.numel);
+        const void* from = c.inputs[0].data;
+        void* to = c.outputs[0].data;
+        const auto part = static_cast<size_t>(message.end - message.begin);
+        if (ranks.size() == 1) return collective::copy(c, to, from, part * sizeof(T));
+        ranks::exchange(c, "all-gather", [&](ncclComm_t comm) {
+          return ncclAllGather(from, to, part, collective::nccl_type<T>(), comm, static_cast<cudaStream_t>(c.stream));
+        });
+      });
+}
+
+constexpr checkop_kernel kKernels[] = {
+    {sizeof(checkop_kernel), "nccl", "reduce_scatter", "forward", CHECKOP_CUDA, 80, 0, nullptr, forward},
+    {sizeof(checkop_kernel), "nccl", "reduce_scatter", "backward", CHECKOP_CUDA, 80, 0, nullptr, backward},
+};
+constexpr checkop_plugin kPlugin = {CHECKOP_ABI_VERSION, 2, kKernels};
+
+}  // namespace
+}  // namespace checkop::kernels
+
+CHECKOP_EXPORT const checkop_plugin* check_operator_plugin(void) { return &checkop::kernels::kPlugin; }

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// all_gather: every rank gets the parts of all ranks, one behind the other.
+#include <array>
+
+#include "collective.hpp"
+
+namespace checkop {
+
+extern const Emulation kScatteredSum, kGatheredParts;  // emulation/collective.cpp
+
+namespace {
+
+constexpr std::array kForwardIn{TensorSpec{"x", kPartOfMessage}};
+constexpr std::array kForwardOut{copy_output("y", kMessage)};
+constexpr std::array kBackwardIn{TensorSpec{"grad_y", kLeafMessages, Fill::upstream}};
+constexpr std::array kBackwardOut{sum_output("dx", kPartOfMessage)};
+constexpr std::array kRecipes{sums_by_rank("dx")};
+
+/// All ranks have y, and a gradient of it each; a rank that holds several leaves, one for each.
+constexpr std::array kPasses{
+    Pass{"forward", kForwardIn, kForwardOut, gold_of_copy, nullptr, nullptr, &kGatheredParts},
+    Pass{"backward", kBackwardIn, kBackwardOut, gold_of_leaf_sum, nullptr, nullptr, &kScatteredSum, nullptr, kRecipes}};
+
+}  // namespace
+
+extern const Operator kAllGather;
+constexpr Operator kAllGather{"all_gather",
+                              "elementwise",
+                              "y = the parts of x of all ranks, one behind the other, on every rank",
+                              "",
+                              kCollectiveAttrs,
+                              kPasses,
+                              validate_collective,
+                              refine_gradients,
+                              /*parallel_dim=*/kLeaves,
+                              /*left_out=*/"",
+                              kOtherMessages,
+                              /*may_be_empty=*/kMessage};
+
+}  // namespace checkop
