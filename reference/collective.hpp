@@ -92,9 +92,11 @@ std::optional<Rearranged> last_element(const RearrangeArgs& args);
 std::optional<Rearranged> moved_by_one(const RearrangeArgs& args);
 std::optional<Rearranged> in_reverse(const RearrangeArgs& args);
 
+/// What outputs begin with: the message, or the parts that ranks have of it.
+inline constexpr std::string_view kMessageDims = "numel numel/world_size";
+
 /// Messages of other lengths, and other places for the elements of the case in them. Libraries choose their algorithm
 /// at sizes from some KiB to some MiB.
-inline constexpr std::string_view kMessageDims = "numel numel/world_size";
 inline constexpr std::array kOtherMessages{
     Rearrangement{"message", "4099 elements before it and 61441 behind it", kMessageDims, 1, longer_on_both_sides},
     Rearrangement{"message", "1048576 elements behind it", kMessageDims, 1, longer_by_a_mebi},
