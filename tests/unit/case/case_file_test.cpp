@@ -116,7 +116,9 @@ TEST(CaseFile, TheSmokeSuiteHasEveryOperatorsEdges) {
         if (c.dims.contains("seq") && c.op->name != "rope") rows *= c.dims.at("seq");
         return rows;
       };
-      EXPECT_EQ(smoke_has(*op, pass, [&](const Case& c) { return all_rows(c) == 0; }), !op->row_dims.empty()) << name;
+      EXPECT_EQ(smoke_has(*op, pass, [&](const Case& c) { return all_rows(c) == 0; }),
+                !op->row_dims.empty() || !op->may_be_empty.empty())
+          << name;
       EXPECT_TRUE(smoke_has(*op, pass, [&](const Case& c) { return all_rows(c) > 65536; })) << name;
       EXPECT_TRUE(smoke_has(*op, pass, [](const Case& c) { return c.input_mode == InputMode::integer; }) ||
                   op->name.ends_with("linear_logp"))
@@ -241,7 +243,7 @@ TEST(CaseFile, NightlyHasEveryPresetForEveryOperatorAndPassAtTheTokensOfARun) {
   const auto nightly = shipped("nightly");
   const auto tokens = [](const Case& c) {
     int64_t n = 1;
-    for (const char* dim : {"batch", "seq", "q_seq", "tokens", "tokens_q", "rows"})
+    for (const char* dim : {"batch", "seq", "q_seq", "tokens", "tokens_q", "rows", "numel"})
       n *= c.dims.contains(dim) ? c.dims.at(dim) : 1;
     return n;
   };
