@@ -110,23 +110,34 @@ struct Group {
       if (slope != nullptr && j < n) slope[j] = of_slope;
     }
     const bool none = std::all_of(score.begin(), score.end(), [](float s) { return s == -kInfinity; });
-    if (none && (sink(row) == -kInfinity || arithmetic.has(kSinkOfEmptyRowLost.name))) return -kInfinity;
+    if (none && (sink(row) == -kInfinity || arithmetic.has(kSinkOfEmptyRowLost.name))) {
+      constexpr float kSentinel = -10000;
+      const auto all = static_cast<float>(problem.kv_seq);
+      return arithmetic.has(kSentinelOfEmptyRow.name) ? kSentinel + std::log(all) : -kInfinity;
+    }
     if (saved != nullptr) {
       const float lse = arithmetic.has(kLseBase2.name) ? *saved / kLn2 : *saved;
       for (int64_t j = 0; j < n; ++j) p[j] = arithmetic.exponential(score[static_cast<size_t>(j)] - lse);
       return lse;
     }
-    const SoftmaxRow keys_alone = none ? SoftmaxRow{-kInfinity, 0} : softmax_row(arithmetic, score.data(), counted);
+    SoftmaxRow keys_alone = none ? SoftmaxRow{-kInfinity, 0} : softmax_row(arithmetic, score.data(), counted);
+    if (!none && arithmetic.has(kMaskedTileResetsMaximum.name) && begins_behind_tile(first)) {
+      const float max = std::max(keys_alone.max, 0.0F);
+      keys_alone = {max, keys_alone.sum * std::exp(keys_alone.max - max)};
+    }
     SoftmaxRow softmax = with_sink(row, counted, keys_alone);
-    if (arithmetic.has(kFirstTileMasked.name) && !none &&
-        keys[static_cast<size_t>(first)] >= std::max<int64_t>(Arithmetic::tile_of(problem.kv_seq), 1))
-      softmax.max = kNan;
+    if (arithmetic.has(kFirstTileMasked.name) && !none && begins_behind_tile(first)) softmax.max = kNan;
     for (int64_t j = 0; j < n; ++j)
       p[j] = arithmetic.exponential(score[static_cast<size_t>(j)] - softmax.max) / softmax.sum;
     if (arithmetic.has(kLseWithoutSink.name)) softmax = keys_alone;
     if (softmax.sum == 0) return -kInfinity;
     const float lse = (arithmetic.has(kLseLessMaximum.name) ? 0 : softmax.max) + std::log(softmax.sum);
     return arithmetic.has(kLseBase2.name) ? lse / kLn2 : lse;
+  }
+
+  /// Whether the first tile of keys has none that is read, the first of which is number `first`.
+  bool begins_behind_tile(int64_t first) const {
+    return keys[static_cast<size_t>(first)] >= std::max<int64_t>(Arithmetic::tile_of(problem.kv_seq), 1);
   }
 
   /// A score after the cap, and the derivative of the cap there.
@@ -359,11 +370,12 @@ void backward(const EmulationArgs& args) {
 
 constexpr std::array kMoreFaults = joined(kWindowFaults, kCapFaults);
 constexpr std::array kForwardFaults =
-    joined(joined(joined(kAttentionForwardFaults, kLseFaults), kMoreFaults), kSinkForwardFaults);
+    joined(joined(joined(kAttentionForwardFaults, kLseFaults), joined(kMoreFaults, kSinkForwardFaults)),
+           std::array{kMaskedTileResetsMaximum, kSentinelOfEmptyRow});
 constexpr std::array kBackwardFaults =
     joined(joined(joined(joined(kAttentionForwardFaults, kAttentionGradientFaults), kSavedFaults),
                   joined(kMoreFaults, kCapGradientFaults)),
-           kSinkBackwardFaults);
+           joined(kSinkBackwardFaults, std::array{kMaskedTileResetsMaximum}));
 
 }  // namespace
 

@@ -77,6 +77,18 @@ inline constexpr FaultSpec kFirstTileMasked{"first_tile_masked",
                                             "nonfinite", "", "key_padding_mask"};
 inline constexpr FaultSpec kEmptyRowNan{"empty_row_nan", "a row without keys is exp(-inf - -inf)", "nonfinite", "",
                                         "key_padding_mask"};
+/// Not visible where the scores are no further from 0 than exponentials reach: then another maximum cancels out.
+inline constexpr FaultSpec kMaskedTileResetsMaximum{
+    "masked_tile_resets_maximum",
+    "a first tile of masked keys sets the maximum to 0: exponentials of scores far below vanish, and so does their sum",
+    "nonfinite",
+    "",
+    "key_padding_mask",
+    "",
+    "extreme"};
+inline constexpr FaultSpec kSentinelOfEmptyRow{
+    "sentinel_of_empty_row", "masked scores are -10000, not -inf, and lse of a row without keys is theirs", "nonfinite",
+    "", "key_padding_mask lse"};
 // Faults in what the forward pass saves, and in its use.
 inline constexpr FaultSpec kLseBase2{"lse_base_2", "lse is a logarithm of base 2", "accuracy", "", "lse"};
 inline constexpr FaultSpec kLseLessMaximum{"lse_less_maximum", "the maximum is not added to lse", "accuracy", "",

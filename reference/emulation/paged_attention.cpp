@@ -17,6 +17,8 @@ constexpr FaultSpec kTableIgnored{"table_ignored", "the pages of all sequences a
 constexpr FaultSpec kStaleEntry{"stale_entry", "the last page of a sequence is another one, as before it was given",
                                 "nonfinite"};
 constexpr FaultSpec kPageOffsetDropped{"page_offset_dropped", "every key is the first one of its page"};
+constexpr FaultSpec kPageOffsetWraps{
+    "page_offset_wraps", "where a page begins is counted in too few bits: here modulo 256 keys", "nonfinite"};
 constexpr FaultSpec kPageSizeDoubled{"page_size_doubled", "pages are taken to hold twice as many keys", "nonfinite"};
 constexpr FaultSpec kHeadsBeforeSlots{"heads_before_slots", "a page is read as [kv_heads, page_size]"};
 constexpr FaultSpec kValuesOfFirstSequence{"values_by_first_table",
@@ -78,7 +80,9 @@ class Pages {
     const int64_t slot = a_.has(kPageOffsetDropped.name) ? 0 : j % size;
     const int64_t page = page_of(s, j / size, of_values);
     if (a_.has(kHeadsBeforeSlots.name)) return (page * heads_ + head) * page_size_ + slot;
-    return std::min(page * page_size_ + slot, pages_ * page_size_ - 1) * heads_ + head;
+    constexpr int64_t kCounted = 256;
+    const int64_t begin = a_.has(kPageOffsetWraps.name) ? page * page_size_ % kCounted : page * page_size_;
+    return std::min(begin + slot, pages_ * page_size_ - 1) * heads_ + head;
   }
   int64_t page_of(int64_t s, int64_t entry, bool of_values) const {
     const int64_t sequences = std::ssize(lengths_);
@@ -148,11 +152,11 @@ void forward(const EmulationArgs& args) {
   store_by_head(a, q_heads, all_lse);
 }
 
-constexpr std::array kPageFaults{
-    kTableOfNext,        kTableIgnored,          kStaleEntry,       kPageOffsetDropped, kPageSizeDoubled,
-    kHeadsBeforeSlots,   kValuesOfFirstSequence, kFullPageDropped,  kBegunPageDropped,  kOnePageMore,
-    kWholePageRead,      kRestMultiplied,        kOwnKeysUncounted, kNoKeysDivided,     kOneQueryAlone,
-    kCausalOffsetIgnored};
+constexpr std::array kPageFaults{kTableOfNext,        kTableIgnored,     kStaleEntry,       kPageOffsetDropped,
+                                 kPageOffsetWraps,    kPageSizeDoubled,  kHeadsBeforeSlots, kValuesOfFirstSequence,
+                                 kFullPageDropped,    kBegunPageDropped, kOnePageMore,      kWholePageRead,
+                                 kRestMultiplied,     kOwnKeysUncounted, kNoKeysDivided,    kOneQueryAlone,
+                                 kCausalOffsetIgnored};
 constexpr std::array kPackFaults{kLastSequenceSkipped, kTileSpills, kLongQueriesLost, kRestStale};
 constexpr std::array kForwardFaults =
     joined(joined(joined(joined(kSequenceFaults, kPageFaults), joined(kPackFaults, kPackedLseFaults)),
