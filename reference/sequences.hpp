@@ -38,8 +38,8 @@ void plant_rest(const FillArgs& args, Tensor& tokens, int64_t end);
 /// Some sequences that have equally many queries, and equally many keys: what attention takes as a batch.
 using SequenceBatch = std::vector<int64_t>;
 
-/// The tokens of these sequences, whose bounds in a tensor [tokens, heads, head_dim] or [tokens, heads] are `bounds`, as
-/// the batch of attention: [sequences, heads, n, head_dim], with a head_dim of 1 for the latter.
+/// The tokens of these sequences, whose bounds in a tensor [tokens, heads, head_dim] or [tokens, heads] are `bounds`,
+/// as the batch of attention: [sequences, heads, n, head_dim], with a head_dim of 1 for the latter.
 Tensor as_batch(const Tensor& tokens, const SequenceBounds& bounds, const SequenceBatch& sequences);
 
 /// Emits a block with all elements of one sequence of a tensor [sequences, heads, n, head_dim] as the tokens of that
