@@ -194,7 +194,7 @@ std::optional<Rearranged> with_run(const RearrangeArgs& args, int64_t begin, int
 
 }  // namespace
 
-std::optional<Rearranged> longer_on_both_sides(const RearrangeArgs& args) { return lengthened(args, 4099, 61441); }
+std::optional<Rearranged> longer_on_both_sides(const RearrangeArgs& args) { return lengthened(args, 1031, 15361); }
 std::optional<Rearranged> longer_by_a_mebi(const RearrangeArgs& args) { return lengthened(args, 0, 1 << 20); }
 std::optional<Rearranged> behind_17_elements(const RearrangeArgs& args) { return lengthened(args, 17, 0); }
 std::optional<Rearranged> first_third(const RearrangeArgs& args) {

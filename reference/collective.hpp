@@ -98,7 +98,7 @@ inline constexpr std::string_view kMessageDims = "numel numel/world_size";
 /// Messages of other lengths, and other places for the elements of the case in them. Libraries choose their algorithm
 /// at sizes from some KiB to some MiB.
 inline constexpr std::array kOtherMessages{
-    Rearrangement{"message", "4099 elements before it and 61441 behind it", kMessageDims, 1, longer_on_both_sides},
+    Rearrangement{"message", "1031 elements before it and 15361 behind it", kMessageDims, 1, longer_on_both_sides},
     Rearrangement{"message", "1048576 elements behind it", kMessageDims, 1, longer_by_a_mebi},
     Rearrangement{"message", "17 elements before it", kMessageDims, 1, behind_17_elements},
     Rearrangement{"message", "the first third alone", kMessageDims, 3, first_third},

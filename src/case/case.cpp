@@ -163,6 +163,10 @@ int64_t row_count(const Case& c) {
   return rows;
 }
 
+bool has_empty_dim(const Case& c) {
+  return !c.op->may_be_empty.empty() && c.dims.find(c.op->may_be_empty)->second == 0;
+}
+
 int64_t tensor_bytes(const Case& c) {
   constexpr int64_t kMost = int64_t{1} << 48;
   int64_t total = 0;

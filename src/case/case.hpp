@@ -63,6 +63,8 @@ bool is_carried(const Case& c, const TensorSpec& output);
 DType dtype_of(const Case& c, const TensorSpec& spec);
 bool is_present(const Case& c, const TensorSpec& spec);
 int64_t row_count(const Case& c);  ///< product of the extents of op->row_dims
+/// Whether Operator::may_be_empty of the case is 0.
+bool has_empty_dim(const Case& c);
 
 /// Bytes of all inputs and outputs: memory needed on the host, and once more on a device. Throws InputError beyond
 /// 2^48.

@@ -42,7 +42,10 @@ void judge_memory(const Case& c, const RunResult& run, Findings& found) {
 /// In a case without rows, per-row outputs are empty by design; it tests the launch, the memory, and outputs that are
 /// sums over rows.
 bool is_declared_empty(const Case& c, size_t output) {
-  return row_count(c) == 0 && is_per_row(*c.op, spec_of(c, output).tensor);
+  const TensorSpec& spec = spec_of(c, output).tensor;
+  if (row_count(c) == 0 && is_per_row(*c.op, spec)) return true;
+  const std::vector<std::string_view> dims = names_in(spec.dims);
+  return has_empty_dim(c) && std::find(dims.begin(), dims.end(), c.op->may_be_empty) != dims.end();
 }
 
 /// What a missed gate means, where its name does not say it.
@@ -318,8 +321,9 @@ bool has_row_outputs(const Operator& op) {
 /// The judgment of a check without findings.
 Judgment judge_clean(const Case& c, const std::vector<Comparison>& comparisons, const RunChecks& checks, bool accuracy,
                      const Compared& compared) {
+  const bool is_empty = row_count(c) == 0 || has_empty_dim(c);
   if (!compared.any && !checks.memory) {
-    if (row_count(c) == 0 && !accuracy) return {Verdict::skipped, "empty", "no rows: there are no bits to compare"};
+    if (is_empty && !accuracy) return {Verdict::skipped, "empty", "no rows: there are no bits to compare"};
     return {Verdict::vacuous, "empty", "nothing was compared"};
   }
   for (size_t i = 0; accuracy && i < comparisons.size(); ++i) {
@@ -330,10 +334,10 @@ Judgment judge_clean(const Case& c, const std::vector<Comparison>& comparisons, 
             fmt::format("{}: {} would pass too: this contract can't tell right from wrong on this data",
                         spec_of(c, i).tensor.name, fmt::join(answers, ", or "))};
   }
-  if (checks.invariance && !compared.invariance &&
+  if (checks.invariance && !compared.invariance && !has_empty_dim(c) &&
       (c.op->row_dims.empty() || (row_count(c) > 0 && !has_row_outputs(*c.op))))
     return {Verdict::pass, "", "the operator has no independent rows: batch invariance was not tested"};
-  if (row_count(c) > 0) return {Verdict::pass, "", ""};
+  if (!is_empty) return {Verdict::pass, "", ""};
   return {Verdict::pass, "",
           compared.any ? "no rows: the launch, the memory and what sums over rows" : "no rows: launch and memory only"};
 }

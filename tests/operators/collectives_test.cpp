@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Orders of addition of all_reduce, in which the gold gives every bit, and cases in which a sum is no number.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -7,6 +8,7 @@
 
 #include "judge/compare.hpp"
 #include "support/gold_helper.hpp"
+#include "support/process.hpp"
 #include "support/run_helper.hpp"
 #include "worker/worker.hpp"
 
@@ -91,6 +93,15 @@ TEST(Collectives, NegativeZerosStayNegative) {
     worker.run("native", c, inputs_of(c, {-0.0, -0.0, -0.0}), outputs, RunChecks{}, std::chrono::seconds(60));
     EXPECT_TRUE(std::signbit(outputs.front().at(0)));
     EXPECT_TRUE(std::signbit(sum_of({-0.0, -0.0, -0.0}, order)));
+  }
+}
+
+TEST(Collectives, EmptyMessagesTestTheLaunchAndTheMemory) {
+  for (const char* op : {"all_reduce", "reduce_scatter", "all_gather"}) {
+    const std::string empty =
+        fmt::format("--op {} --leaves 4 --numel 0 --world-size 4 --candidate native --device cpu", op);
+    expect_exit(run_program(empty), 0, "no rows: launch and memory only");
+    expect_exit(run_program(empty + " --check invariance"), 3, "no rows: there are no bits to compare");
   }
 }
 
