@@ -621,12 +621,14 @@ struct Saved {
   }
   bool any() const { return !o.empty() || !lse.empty(); }
 
-  /// How much larger the probabilities of row `r` are by the saved lse: exp(lse - saved) - 1.
-  double growth_of_p(const QueryRow& row, int64_t r) const {
+  /// How much larger the probabilities of row `r` are by the saved lse: exp(lse - saved) - 1. NaN belongs to a query
+  /// that is NaN, even if it sees the sink alone.
+  double growth_of_p(const QueryRow& row, int64_t r, const double* query) const {
     constexpr double kMost = 0x1p-5, kOfSize = 0x1p-20;
     // An lse beyond fp32's range can't be saved.
     if (lse.empty() || !(std::abs(row.lse) <= std::numeric_limits<float>::max())) return 0;
     const double off = row.lse - lse[at(r)];
+    if (std::isnan(off) && std::isnan(*query)) return off;
     if (!(std::abs(off) <= kMost + kOfSize * std::abs(row.lse))) {
       throw InputError("input 'lse'",
                        fmt::format("row {} of a batch entry has {}, q and k give {:.9g}", r, lse[at(r)], row.lse),
@@ -681,7 +683,7 @@ void differentiate_row(const ActiveRecipes& recipes, const Entry& entry, const S
   d_rounding += std::abs(d) + std::abs(g);
   // A kernel with rounded scores computes its own lse and D.
   const bool uses_saved = saved.any() && !row.has_rounded_scores;
-  const double of_lse = uses_saved ? saved.growth_of_p(row, r) : 0;
+  const double of_lse = uses_saved ? saved.growth_of_p(row, r, &entry.q[at(query)]) : 0;
   const double of_o = uses_saved ? saved.added_to_d(&grad[at(query)], n, d, d_size, r) : 0;
   for (size_t j = 0; j < row.keys.size(); ++j) {
     const int64_t key = entry.key_at(head, row.keys[j]);

@@ -161,7 +161,7 @@ constexpr std::array kPackFaults{kLastSequenceSkipped, kTileSpills, kLongQueries
 constexpr std::array kForwardFaults =
     joined(joined(joined(joined(kSequenceFaults, kPageFaults), joined(kPackFaults, kPackedLseFaults)),
                   joined(kWindowFaults, kCapFaults)),
-           kSinkForwardFaults);
+           kPackedSinkForwardFaults);
 
 }  // namespace
 

@@ -96,6 +96,20 @@ inline int64_t stored_queries(const Arithmetic& arithmetic, const std::vector<in
 inline constexpr FaultSpec kLseOfNoKeys{"lse_of_no_keys", "lse of a query without keys is 0", "nonfinite", "", "lse"};
 inline constexpr FaultSpec kLseByHead{"lse_by_head", "lse is stored head by head", "accuracy", "", "lse"};
 inline constexpr std::array kPackedLseFaults = joined(kLseFaults, std::array{kLseOfNoKeys, kLseByHead});
+/// Among packed sequences there are some without keys, whose lse is infinite then.
+inline constexpr std::array kPackedSinkForwardFaults = [] {
+  std::array faults = kSinkForwardFaults;
+  for (FaultSpec& fault : faults)
+    if (fault.name == kLseWithoutSink.name) fault.kind = "nonfinite";
+  return faults;
+}();
+/// ... and some with few, of which no probability but the sink's is left.
+inline constexpr std::array kPackedSinkBackwardFaults = [] {
+  std::array faults = kSinkBackwardFaults;
+  for (FaultSpec& fault : faults)
+    if (fault.name == kSinkNotInMaximum.name) fault.kind = "nonfinite";
+  return faults;
+}();
 
 /// The lse of a query without keys and a sink.
 inline double lse_without_keys(const Arithmetic& arithmetic) {

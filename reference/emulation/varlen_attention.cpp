@@ -155,10 +155,10 @@ constexpr std::array kPackFaults{kSequencesJoined,  kLastSequenceSkipped, kTileS
                                  kRestComputed,     kRestStale,           kKeysFromTile,  kLastSequenceExtended,
                                  kKeyBoundsIgnored, kEmptyUncounted,      kOffsetIgnored, kNoKeysDivided};
 constexpr std::array kFaults = joined(joined(kSequenceFaults, kPackFaults), joined(kWindowFaults, kCapFaults));
-constexpr std::array kForwardFaults = joined(kFaults, joined(kPackedLseFaults, kSinkForwardFaults));
+constexpr std::array kForwardFaults = joined(kFaults, joined(kPackedLseFaults, kPackedSinkForwardFaults));
 constexpr std::array kBackwardFaults =
     joined(joined(kFaults, joined(kAttentionGradientFaults, kCapGradientFaults)),
-           joined(kSinkBackwardFaults, std::array{kKeyRestStale, kKeyGradientsOfQueries, kSinkGradientOfRest}));
+           joined(kPackedSinkBackwardFaults, std::array{kKeyRestStale, kKeyGradientsOfQueries, kSinkGradientOfRest}));
 
 }  // namespace
 

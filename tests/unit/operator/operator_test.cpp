@@ -108,7 +108,11 @@ TEST(Operator, GradientsAreNamedAfterTheirInputs) {
     if (backward == nullptr) continue;
     for (const OutputSpec& output : backward->outputs) {
       const auto matches = [&](const TensorSpec& input) {
-        return output.tensor.name == fmt::format("d{}", input.name) && output.tensor.dims == input.dims &&
+        // Where leaves are added, one gradient is that of each of them.
+        const bool has_dims =
+            output.tensor.dims == input.dims ||
+            (op->parallel_dim == "leaves" && input.dims == fmt::format("leaves {}", output.tensor.dims));
+        return output.tensor.name == fmt::format("d{}", input.name) && has_dims &&
                output.tensor.optional == input.optional;
       };
       EXPECT_TRUE(std::any_of(forward.inputs.begin(), forward.inputs.end(), matches)) << output.tensor.name;

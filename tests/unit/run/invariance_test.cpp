@@ -23,7 +23,7 @@ namespace checkop::invariance_test {
 namespace {
 
 constexpr AxisPlan kAll{true};
-constexpr size_t kAxesOfProducts = kAxes - 4;  // all but ranks, pages, phase and message
+constexpr size_t kAxesOfProducts = kAxes - 6;  // all but ranks and those of rearrangements
 
 Case product_case(int64_t batch, int64_t seq, int64_t k = 64, int64_t n = 8, DType dtype = DType::f32) {
   return gold_case("matmul", "forward", dtype, {{"batch", batch}, {"seq", seq}, {"k_dim", k}, {"n_dim", n}});
