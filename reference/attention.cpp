@@ -181,8 +181,8 @@ struct Block {
 ///   p*(G*growth + u*rounding),  growth = S_j + 1 + sum_j p_j S_j,  S = |scale| slope sum_d |q_d k_d|
 /// S_j comes from the score's own sum, 1 from the sum of exponentials, the last term from the scores' errors in lse.
 /// The sink is one more term of the sums whose own S is 0. `rounding` is that of LogitGradient, plus the rounding of
-/// the scale and that of the cap in both places. `slope` is
-/// the derivative of a capped score by the score, 1 without a cap; `size` and `growth` are those of capped scores.
+/// the scale and that of the cap in both places. `slope` is the derivative of a capped score by the score, 1 without a
+/// cap; `size` and `growth` are those of capped scores.
 struct QueryRow {
   std::vector<int64_t> keys;
   std::vector<double> score, capped, size, of_cap, p, growth, rounding;
@@ -653,13 +653,15 @@ struct Saved {
 };
 
 /// Adds the contribution of query i of `head` to the gradients; `grad` is the batch entry's upstream gradient.
-///   dp_j = grad.v_j, summed over d;  D = sum_j p_j dp_j (grad.o would be as accurate);  dt_j = p_j (dp_j - D + g) with
-///   the gradient g of lse;  ds_j = dt_j times the slope of the cap;  dsink = sum over queries of p_sink (g - D)
+///   dp_j = grad.v_j, summed over d;  D = sum_j p_j dp_j (grad.o would be as accurate);
+///   dt_j = p_j (dp_j - D + g) with the gradient g of lse;  ds_j = dt_j times the slope of the cap;
+///   dsink = sum over queries of p_sink (g - D)
 /// Errors, with E_j = sum_d |grad v_j|:
 ///   D: sum_j p_j E_j (2 + growth_j), rounding sum_j p_j E_j rounding_j + |D|, and |g| where both are added first;
-///   dt_j: p_j (E_j + error of D + |dp_j - D + g| growth_j), rounding p_j (that of D + |dp_j - D + g| (rounding_j +
-///   2)); ds_j: see by_logit(); the scale rounds in the score, of which the slope is a function dsink: as dt without
-///   E_j, and the sum's own
+///   dt_j: p_j (E_j + error of D + |dp_j - D + g| growth_j),
+///     rounding p_j (that of D + |dp_j - D + g| (rounding_j + 2));
+///   ds_j: see by_logit(); the scale rounds in the score, of which the slope is a function;
+///   dsink: as dt without E_j, and the sum's own
 /// A kernel that takes D or p from what the forward pass saved has the roundings of these; the gold knows them, for it
 /// has the exact values, too. Their products are far below the other errors.
 void differentiate_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s,

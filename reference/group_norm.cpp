@@ -118,8 +118,8 @@ std::optional<Rearranged> among_others(const RearrangeArgs& args) {
   const Tensor &rewards = args.in(kOfRewards), *const boundaries = args.inputs[kOfBoundaries];
   if (boundaries == nullptr && change == Documents::longer) return {};
   const SequenceBounds bounds = read_groups(boundaries, rewards.count(), args.attrs[kSamplesPerPrompt]);
-  Packing packing = repack(bounds, rewards.count(), change);
-  if (!is_changed(packing, bounds)) return {};
+  Packing packing = repack(bounds, rewards.count(), change, others_of(bounds));
+  if (packing.from.empty() || !is_changed(packing, bounds)) return {};
   Rearranged other;
   other.inputs.resize(args.inputs.size());
   other.inputs[kOfRewards] = with_rows(rewards, packing.from);

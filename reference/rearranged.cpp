@@ -34,12 +34,18 @@ Tensor with_rows(const Tensor& tensor, const std::vector<int64_t>& from) {
   return with_blocks(tensor, shape, from, tensor.bytes.size() / rows);
 }
 
-Packing repack(const SequenceBounds& bounds, int64_t tokens, Documents change) {
+int64_t others_of(const SequenceBounds& bounds) {
+  for (int64_t s = 0; s + 1 < std::ssize(bounds); s += 2)
+    if (length_of(bounds, s) > 0) return 1;
+  return 0;
+}
+
+Packing repack(const SequenceBounds& bounds, int64_t tokens, Documents change, int64_t others) {
   Packing packing;
   const int64_t n = std::ssize(bounds) - 1;
   for (int64_t i = 0; i < n; ++i) {
     const int64_t s = change == Documents::reversed ? n - 1 - i : i;
-    const bool is_other = change != Documents::reversed && s % 2 == 1;
+    const bool is_other = change != Documents::reversed && s % 2 == others;
     if (is_other && change == Documents::removed) continue;
     const int64_t first = bounds[static_cast<size_t>(s)], length = length_of(bounds, s);
     for (int64_t t = 0; t < (is_other && change == Documents::longer ? 2 * length : length); ++t) {

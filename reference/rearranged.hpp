@@ -35,8 +35,11 @@ struct Packing {
   std::vector<int64_t> rows;  ///< the same for tokens of sequences that are as they were, -1 for those of others
 };
 
-/// Tokens behind the last one of the sequences stay behind it.
-Packing repack(const SequenceBounds& bounds, int64_t tokens, Documents change);
+/// Which sequences change: those with odd numbers, 1, unless they have all tokens; then those with even ones, 0.
+int64_t others_of(const SequenceBounds& bounds);
+
+/// Tokens behind the last one of the sequences stay behind it. `others` is that of others_of().
+Packing repack(const SequenceBounds& bounds, int64_t tokens, Documents change, int64_t others);
 
 /// Whether that changes anything.
 bool is_changed(const Packing& packing, const SequenceBounds& bounds);

@@ -172,8 +172,10 @@ template <Documents change>
 std::optional<Rearranged> among_others(const RearrangeArgs& args) {
   const Tensor *const of_k = args.inputs[kOfKBounds], &of_q = args.in(kOfQBounds);
   const Packs packs(args.in(kOfQ), args.in(kOfK), of_q, of_k);
-  Packing queries = repack(packs.queries, args.in(kOfQ).shape[0], change);
-  Packing keys = repack(packs.keys, args.in(kOfK).shape[0], change);
+  const int64_t others = others_of(packs.queries);
+  Packing queries = repack(packs.queries, args.in(kOfQ).shape[0], change, others);
+  Packing keys = repack(packs.keys, args.in(kOfK).shape[0], change, others);
+  if (queries.from.empty() || keys.from.empty()) return {};
   if (!is_changed(queries, packs.queries) && !is_changed(keys, packs.keys)) return {};
   Rearranged other;
   other.inputs.resize(args.inputs.size());

@@ -12,14 +12,16 @@
 //   Limits: sm_90 only; no window_left, window_right, softcap, sinks or gradient of lse. fp32, gradients in fp16 (where
 //   ds would underflow), other head_dim and a scale that is not positive are computed as in the candidate cuda, with
 //   its limits. Otherwise 16-bit arrays that do not begin at a 16-byte boundary are CHECKOP_UNSUPPORTED: TMA can't read
-//   them, and other code would give a row other bits. Workspace: forward 256 bytes, with a mask also 24 bytes per 128
-//   keys and 8 per batch entry. Backward: 8 bytes per query of a head, o and 4 more unless o and lse are given, and ds
-//   in 16 bits of as many key heads as fit 1 GiB or give 264 blocks of 128 keys. Expected error: scores are chains of
-//   head_dim / 16 additions that truncate (sm90/config.cuh), o of kv_seq / 16; the exponentials are within 2 ulp, their
-//   sums chains of kv_seq / 4 additions. p is rounded to the dtype of the case before the product with v, the sum of p
-//   is not: recipe p_in_16_bit. Backward: o, p and ds are rounded to 16 bits before they are multiplied: recipes
-//   o_in_16_bit, p_in_16_bit, ds_in_16_bit. The o of D has the rounding of p, too: with very few keys D errs by up to
-//   2^-9 sum_d do o. dq is a chain of kv_seq / 16 additions, dk and dv of group * q_seq / 16.
+//   them, and other code would give a row other bits.
+//   Workspace: forward 256 bytes, with a mask also 24 bytes per 128 keys and 8 per batch entry. Backward: 8 bytes per
+//   query of a head, o and 4 more unless o and lse are given, and ds in 16 bits of as many key heads as fit 1 GiB or
+//   give 264 blocks of 128 keys.
+//   Expected error: scores are chains of head_dim / 16 additions that truncate (sm90/config.cuh), o of kv_seq / 16; the
+//   exponentials are within 2 ulp, their sums chains of kv_seq / 4 additions. p is rounded to the dtype of the case
+//   before the product with v, the sum of p is not: recipe p_in_16_bit. Backward: o, p and ds are rounded to 16 bits
+//   before they are multiplied: recipes o_in_16_bit, p_in_16_bit, ds_in_16_bit. The o of D has the rounding of p, too:
+//   with very few keys D errs by up to 2^-9 sum_d do o. dq is a chain of kv_seq / 16 additions, dk and dv of
+//   group * q_seq / 16.
 // The bits of a row of o depend on its query and on the keys that it keeps: not on the batch, the other rows, the
 // length of either sequence, the mask's form or the number of multiprocessors; see attention/sm90.cuh. Only the index
 // of a key modulo 128 and the blocks of 128 keys count.

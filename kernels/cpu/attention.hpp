@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // The passes of the "native" CPU candidates of attention (keys in one tensor) and kv_cache_attention (keys in two):
 // fp32, one head of one batch entry at a time. Keys that the mask drops are removed first.
-//   s[i,j] = cap(scale q[i] k[j])    p[i,j] = exp(s[i,j] - lse[i])    o[i] = sum_j p[i,j] v[j]    cap(x) = softcap
-//   tanh(x / softcap) dp = do v^T    D = rowsum(p * dp)    ds = p * (dp - D + dlse) * cap'    dq = scale ds k    dk =
-//   scale ds^T q dv = p^T do    dsinks[h] = sum_i exp(sinks[h] - lse[i]) (dlse[i] - D[i]) q, o, do, dq: [batch,
-//   q_heads, q_seq, D]  k, v, dk, dv: [batch, kv_heads, length of the part, D] fp32|bf16|fp16 key_padding_mask: [batch,
-//   kv_seq] uint8, kv_seq the sum of the parts' lengths; nonzero keeps a key; may be absent Attributes causal and
-//   scale; window_left, window_right and softcap where the operator has them: query i sees the keys from window_left
-//   before its own, i + (kv_seq - q_seq), to window_right after it, or to its own if causal. With one part: lse[i] =
-//   log(sum_j exp(s[i,j]) + exp(sinks[h])), [batch, q_heads, q_seq] fp32, optional output of the forward pass; -inf for
-//   a row without keys and a sink. sinks[q_heads], optional, in the dtype of q. o and lse of a forward pass, optional
-//   inputs of the backward pass, are used instead of computing them again: p = exp(s - lse), D = rowsum(do * o). dlse,
-//   the gradient of lse, may be absent. dsinks is in the dtype of q, or in fp32. Limits: contiguous, q_heads a multiple
-//   of kv_heads.   Expected error: chains of 67 to 68 additions, then a tree over blocks of 512 or 1024 terms; one more
-//   chain over the heads of a group, and for dsinks over the batch.
+//   s[i,j] = cap(scale q[i] k[j])    p[i,j] = exp(s[i,j] - lse[i])    cap(x) = softcap tanh(x / softcap)
+//   o[i] = sum_j p[i,j] v[j]
+//   dp = do v^T    D = rowsum(p * dp)    ds = p * (dp - D + dlse) * cap'
+//   dq = scale ds k    dk = scale ds^T q    dv = p^T do    dsinks[h] = sum_i exp(sinks[h] - lse[i]) (dlse[i] - D[i])
+//   q, o, do, dq: [batch, q_heads, q_seq, D]  k, v, dk, dv: [batch, kv_heads, length of the part, D] fp32|bf16|fp16
+//   key_padding_mask: [batch, kv_seq] uint8, kv_seq the sum of the parts' lengths; nonzero keeps a key; may be absent
+//   sinks: [q_heads], in the dtype of q; may be absent. dsinks is in the dtype of q, or in fp32.
+//   Attributes causal and scale; window_left, window_right and softcap where the operator has them: query i sees the
+//   keys from window_left before its own, i + (kv_seq - q_seq), to window_right after it, or to its own if causal.
+//   lse, with one part: lse[i] = log(sum_j exp(s[i,j]) + exp(sinks[h])), [batch, q_heads, q_seq] fp32, an optional
+//   output of the forward pass; -inf for a row without keys and a sink. Its gradient dlse may be absent.
+//   o and lse of a forward pass, optional inputs of the backward pass, are used instead of computing them again:
+//   p = exp(s - lse), D = rowsum(do * o).
+//   Limits: contiguous, q_heads a multiple of kv_heads.
+//   Expected error: chains of 67 to 68 additions, then a tree over blocks of 512 or 1024 terms; one more chain over the
+//   heads of a group, and for dsinks over the batch.
 #pragma once
 
 #include "cpu/logit_transform.hpp"

@@ -467,7 +467,7 @@ template <int kParts>
 checkop_status launch_attention(const checkop_call* call, bool backward, const PartNames (&names)[kParts]) {
   AttentionParams p;
   if (auto status = check_call(call, backward, names, p)) return status;
-  if (p.batch == 0 && !has_sinks<kParts>(call)) return CHECKOP_OK;
+  if (p.batch == 0 && !(backward && has_sinks<kParts>(call))) return CHECKOP_OK;
   if (p.batch == 0 || p.heads() == 0 || p.q_seq == 0 || p.kv_seq == 0 || p.width == 0) {
     return say(call, CHECKOP_UNSUPPORTED, "empty tensors are not supported: a dimension is 0");
   }

@@ -23,6 +23,14 @@
 
 namespace checkop {
 
+namespace {
+
+/// A process that is killed, or whose connection is closed, is dying; a CUDA driver may take some time to clean up
+/// after it.
+constexpr std::chrono::seconds kBuryLimit{20};
+
+}  // namespace
+
 std::string describe_end(int status) {
   if (WIFSIGNALED(status)) {
     return fmt::format("killed by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)));
@@ -111,7 +119,10 @@ ChildProcess::End ChildProcess::wait() {
   }
   pid_ = -1;
   if (group_ == Group::own) {
-    while (waitpid(-group, nullptr, 0) > 0 || errno == EINTR) {
+    const auto until = Clock::now() + kBuryLimit;
+    for (pid_t ended = 1; ended >= 0 && Clock::now() < until;) {
+      ended = waitpid(-group, nullptr, WNOHANG);
+      if (ended == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
   end.peak_bytes = static_cast<uint64_t>(usage.ru_maxrss) * 1024;
@@ -119,9 +130,6 @@ ChildProcess::End ChildProcess::wait() {
 }
 
 namespace {
-
-/// A process whose connection is closed is dying; a CUDA driver may take some time to clean up after it.
-constexpr std::chrono::seconds kBuryLimit{20};
 
 /// Whether the end may have to do with memory.
 std::string describe_memory(const ChildProcess::End& end, uint64_t allowed_bytes) {

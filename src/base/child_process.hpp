@@ -53,8 +53,8 @@ class ChildProcess {
     int status = 0;           ///< as waitpid() gives it
     uint64_t peak_bytes = 0;  ///< the most memory that it had resident
   };
-  /// Waits for the end and reaps the child. Of a group, also ends and reaps what the child started: nothing of it runs
-  /// any more when this returns.
+  /// Waits for the end and reaps the child. Of a group, also ends and reaps what the child started and what did not
+  /// leave the group: nothing of it runs any more when this returns.
   End wait();
 
  private:

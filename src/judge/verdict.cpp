@@ -323,7 +323,10 @@ Judgment judge_clean(const Case& c, const std::vector<Comparison>& comparisons, 
                      const Compared& compared) {
   const bool is_empty = row_count(c) == 0 || has_empty_dim(c);
   if (!compared.any && !checks.memory) {
-    if (is_empty && !accuracy) return {Verdict::skipped, "empty", "no rows: there are no bits to compare"};
+    if (is_empty && !accuracy)
+      return {Verdict::skipped, "empty",
+              has_empty_dim(c) ? "an empty message: there are no bits to compare"
+                               : "no rows: there are no bits to compare"};
     return {Verdict::vacuous, "empty", "nothing was compared"};
   }
   for (size_t i = 0; accuracy && i < comparisons.size(); ++i) {
@@ -338,6 +341,7 @@ Judgment judge_clean(const Case& c, const std::vector<Comparison>& comparisons, 
       (c.op->row_dims.empty() || (row_count(c) > 0 && !has_row_outputs(*c.op))))
     return {Verdict::pass, "", "the operator has no independent rows: batch invariance was not tested"};
   if (!is_empty) return {Verdict::pass, "", ""};
+  if (has_empty_dim(c)) return {Verdict::pass, "", "an empty message: launch and memory only"};
   return {Verdict::pass, "",
           compared.any ? "no rows: the launch, the memory and what sums over rows" : "no rows: launch and memory only"};
 }

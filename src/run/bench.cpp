@@ -338,8 +338,8 @@ void Timing::take_chain(Contender& contender, int64_t count, const std::string& 
 }
 
 /// A chain in which one set of buffers gets other data between two launches, and one a poisoned element: who answers by
-/// address, or finds the answer where it left it, is caught. So does the set of the last launch: who works when a call
-/// has returned is caught.
+/// address, or finds the answer where it left it, is caught. The set of the last launch gets a poisoned element, too:
+/// who works when a call has returned is caught.
 void Timing::change_data_amid_chain(Contender& contender) {
   const size_t n = contender.sets.size();
   const size_t at = n + random_() % n, set = at % n, other = (set + 1) % data_.inputs.size();

@@ -53,6 +53,15 @@ bool may_fail_by_left_out(const CaseRecord& record, const std::vector<Tensor>& o
 Scheduler::Scheduler(const SchedulerInputs& run, SchedulerCalls calls) : run_(run), calls_(std::move(calls)) {}
 
 void Scheduler::run() {
+  try {
+    run_checks();
+  } catch (...) {
+    judge_all();  // what has run is not lost
+    throw;
+  }
+}
+
+void Scheduler::run_checks() {
   for (size_t index = 0; index < run_.selection.checks.size(); ++index) {
     const Check& check = run_.selection.checks[index];
     if (!check.here || (calls_.begins && !calls_.begins(check))) continue;

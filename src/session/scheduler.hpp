@@ -67,6 +67,7 @@ class Scheduler {
   };
 
   /// Makes worker_ and second_ those of the candidate and device of `check`.
+  void run_checks();
   void open_processes(const Check& check);
   /// Whether a candidate of a GPU runs in the worker's process: a candidate that is shipped with this program, which
   /// has no reason to cheat, or one with ranks, which communicate through NCCL there.

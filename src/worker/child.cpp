@@ -182,8 +182,8 @@ bool is_watched_by_tool() {
 }
 
 /// Whether plugins of a GPU that are timed have processes of their own, too: PluginHost::time() can do that, and takes
-/// the events of the other process as far as the clock of this one allows. No run on a GPU has shown yet that times of
-/// honest candidates stay what they are.
+/// the events of the other process as far as the clock of this one allows. Not yet: times of a GPU are read from events
+/// of a stream of this process.
 constexpr bool kTimesOfGpuAreApart = false;
 
 }  // namespace

@@ -459,7 +459,9 @@ BenchResult Worker::bench(const std::vector<std::string>& candidates, const Case
       return run.status != RunStatus::ok && run.status != RunStatus::unsupported;
     };
     // A candidate's own process may have ended, or hold on to what a failure left behind.
-    if (result.device_lost || std::any_of(result.runs.begin(), result.runs.end(), has_ended)) process_.reset();
+    if (result.status != RunStatus::ok || result.device_lost ||
+        std::any_of(result.runs.begin(), result.runs.end(), has_ended))
+      process_.reset();
   });
   if (failure) {
     result = {};

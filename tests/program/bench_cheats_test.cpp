@@ -93,6 +93,10 @@ const std::vector<Attack>& attacks() {
        {"failed: accuracy"},
        "looks for another candidate in its process, whose answers lie there",
        "each plugin has a process and memory of its own"},
+      {"forges_done",
+       {"crashed"},
+       "writes `done` to its connection to the judge, before it is asked",
+       "a process that says what nobody asked for is ended"},
       {"computes_ahead",
        {"the time of its work"},
        "a thread computes while the judge prepares the launch",
@@ -146,16 +150,21 @@ TEST(BenchCheats, HaveNoTimeAndTheRecordSaysWhy) {
 TEST(BenchCheats, NoneOfTheAttacksHasATimeThatItsWorkDoesNotTake) {
   constexpr double kLeastMs = 1;  // four cycles for each product, at 6 GHz
   for (const Attack& attack : attacks()) {
-    const bool is_timed = !attack.outcomes.front().starts_with("failed: ");
+    const std::string& outcome = attack.outcomes.front();
+    const bool is_timed = outcome == "the time of its work", has_crashed = outcome == "crashed";
     const ProcessResult result = bench("honest_slow,native," + attack.name, "--timing burst", "bench_attacks");
-    EXPECT_EQ(result.code, is_timed ? 0 : 1) << attack.name << ": " << result.text;
+    EXPECT_EQ(result.code, is_timed ? 0 : has_crashed ? 4 : 1) << attack.name << ": " << result.text;
     const std::vector<json> records = records_of(result);
     ASSERT_EQ(records.size(), 3u) << attack.name << ": " << result.text;
     if (is_timed) {
       for (const json* each : {&records[0], &records[2]})
         EXPECT_GT(each->at("ms_median"), kLeastMs) << attack.name << ": " << result.text;
+    } else if (has_crashed) {
+      EXPECT_EQ(records[2].at("status"), "crashed") << attack.name << ": " << result.text;
+      EXPECT_FALSE(records[2].contains("ms_median")) << attack.name << ": " << result.text;
+      EXPECT_EQ(records[1].at("status"), "ok") << attack.name << ": " << result.text;
     } else {
-      expect_failure(records[2], {attack.outcomes.front().substr(std::string("failed: ").size())});
+      expect_failure(records[2], {outcome.substr(std::string("failed: ").size())});
     }
   }
 }
