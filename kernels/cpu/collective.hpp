@@ -98,4 +98,30 @@ inline void gather_parts(const checkop_call& c, const Ranks& ranks, const Messag
   });
 }
 
+/// A launch that has this input and output. Each rank gets its part of the sum over the leaves of all ranks.
+inline checkop_status reduce_scatter(const checkop_call* call, const char* input, const char* output) {
+  return run(call, [&](const checkop_call& c) {
+    Ranks ranks(c, kLeafWords);
+    Message message;
+    ranks.agree([&](RankInfo& own) {
+      message = check_message(c, input, Holds::leaves, output, Holds::part, own);
+      check_computed_dtype(c.inputs[0].dtype);
+    });
+    add_leaves(c, ranks, message.numel, message.begin, message.end - message.begin);
+  });
+}
+
+/// The same; every rank gets the parts of all ranks.
+inline checkop_status all_gather(const checkop_call* call, const char* input, const char* output) {
+  return run(call, [&](const checkop_call& c) {
+    Ranks ranks(c, kLeafWords);
+    Message message;
+    ranks.agree([&](RankInfo& own) {
+      message = check_message(c, input, Holds::part, output, Holds::all, own);
+      check_computed_dtype(c.inputs[0].dtype);
+    });
+    gather_parts(c, ranks, message);
+  });
+}
+
 }  // namespace native

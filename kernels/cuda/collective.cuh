@@ -156,8 +156,7 @@ checkop_status run(const checkop_call* call, const char* input, native::Holds in
   });
 }
 
-// --- NCCL's own collectives
-// -------------------------------------------------------------------------------------------------------
+// --- NCCL's own collectives ---
 
 template <typename T>
 constexpr ncclDataType_t nccl_type() {
@@ -184,6 +183,40 @@ inline void check_nccl_parts(const checkop_call& c, int64_t numel) {
   if (numel % c.world_size == 0) return;
   throw native::Refusal(CHECKOP_UNSUPPORTED, std::to_string(numel) + " elements on " + std::to_string(c.world_size) +
                                                  " ranks: NCCL takes parts of equal length");
+}
+
+/// ncclReduceScatter in a launch that has this input and output.
+inline checkop_status nccl_reduce_scatter(const checkop_call* call, const char* input, const char* output) {
+  return run(call, input, native::Holds::leaves, output, native::Holds::part, 0,
+             [](const checkop_call& c, const native::Ranks& ranks, const native::Message& message, auto tag) {
+               using T = typename decltype(tag)::type;
+               check_nccl_sum(c);
+               check_nccl_parts(c, message.numel);
+               const void* from = c.inputs[0].data;
+               void* to = c.outputs[0].data;
+               const auto part = static_cast<size_t>(message.end - message.begin);
+               if (ranks.size() == 1) return copy(c, to, from, part * sizeof(T));
+               ranks::exchange(c, "reduce-scatter", [&](ncclComm_t comm) {
+                 return ncclReduceScatter(from, to, part, nccl_type<T>(), ncclSum, comm,
+                                          static_cast<cudaStream_t>(c.stream));
+               });
+             });
+}
+
+/// ncclAllGather likewise.
+inline checkop_status nccl_all_gather(const checkop_call* call, const char* input, const char* output) {
+  return run(call, input, native::Holds::part, output, native::Holds::all, 0,
+             [](const checkop_call& c, const native::Ranks& ranks, const native::Message& message, auto tag) {
+               using T = typename decltype(tag)::type;
+               check_nccl_parts(c, message.numel);
+               const void* from = c.inputs[0].data;
+               void* to = c.outputs[0].data;
+               const auto part = static_cast<size_t>(message.end - message.begin);
+               if (ranks.size() == 1) return copy(c, to, from, part * sizeof(T));
+               ranks::exchange(c, "all-gather", [&](ncclComm_t comm) {
+                 return ncclAllGather(from, to, part, nccl_type<T>(), comm, static_cast<cudaStream_t>(c.stream));
+               });
+             });
 }
 
 }  // namespace checkop::kernels::collective

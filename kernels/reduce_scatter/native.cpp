@@ -11,29 +11,8 @@
 
 namespace {
 
-checkop_status forward(const checkop_call* call) {
-  return native::run(call, [](const checkop_call& c) {
-    native::Ranks ranks(c, native::kLeafWords);
-    native::Message message;
-    ranks.agree([&](native::RankInfo& own) {
-      message = native::check_message(c, "x", native::Holds::leaves, "y", native::Holds::part, own);
-      native::check_computed_dtype(c.inputs[0].dtype);
-    });
-    native::add_leaves(c, ranks, message.numel, message.begin, message.end - message.begin);
-  });
-}
-
-checkop_status backward(const checkop_call* call) {
-  return native::run(call, [](const checkop_call& c) {
-    native::Ranks ranks(c, native::kLeafWords);
-    native::Message message;
-    ranks.agree([&](native::RankInfo& own) {
-      message = native::check_message(c, "grad_y", native::Holds::part, "dx", native::Holds::all, own);
-      native::check_computed_dtype(c.inputs[0].dtype);
-    });
-    native::gather_parts(c, ranks, message);
-  });
-}
+checkop_status forward(const checkop_call* call) { return native::reduce_scatter(call, "x", "y"); }
+checkop_status backward(const checkop_call* call) { return native::all_gather(call, "grad_y", "dx"); }
 
 constexpr checkop_kernel kKernels[] = {
     {sizeof(checkop_kernel), "native", "reduce_scatter", "forward", CHECKOP_CPU, 0, 0, nullptr, forward},

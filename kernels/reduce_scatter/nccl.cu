@@ -12,39 +12,8 @@
 namespace checkop::kernels {
 namespace {
 
-checkop_status forward(const checkop_call* call) {
-  return collective::run(
-      call, "x", native::Holds::leaves, "y", native::Holds::part, 0,
-      [](const checkop_call& c, const native::Ranks& ranks, const native::Message& message, auto tag) {
-        using T = typename decltype(tag)::type;
-        collective::check_nccl_sum(c);
-        collective::check_nccl_parts(c, message.numel);
-        const void* from = c.inputs[0].data;
-        void* to = c.outputs[0].data;
-        const auto part = static_cast<size_t>(message.end - message.begin);
-        if (ranks.size() == 1) return collective::copy(c, to, from, part * sizeof(T));
-        ranks::exchange(c, "reduce-scatter", [&](ncclComm_t comm) {
-          return ncclReduceScatter(from, to, part, collective::nccl_type<T>(), ncclSum, comm,
-                                   static_cast<cudaStream_t>(c.stream));
-        });
-      });
-}
-
-checkop_status backward(const checkop_call* call) {
-  return collective::run(
-      call, "grad_y", native::Holds::part, "dx", native::Holds::all, 0,
-      [](const checkop_call& c, const native::Ranks& ranks, const native::Message& message, auto tag) {
-        using T = typename decltype(tag)::type;
-        collective::check_nccl_parts(c, message.numel);
-        const void* from = c.inputs[0].data;
-        void* to = c.outputs[0].data;
-        const auto part = static_cast<size_t>(message.end - message.begin);
-        if (ranks.size() == 1) return collective::copy(c, to, from, part * sizeof(T));
-        ranks::exchange(c, "all-gather", [&](ncclComm_t comm) {
-          return ncclAllGather(from, to, part, collective::nccl_type<T>(), comm, static_cast<cudaStream_t>(c.stream));
-        });
-      });
-}
+checkop_status forward(const checkop_call* call) { return collective::nccl_reduce_scatter(call, "x", "y"); }
+checkop_status backward(const checkop_call* call) { return collective::nccl_all_gather(call, "grad_y", "dx"); }
 
 constexpr checkop_kernel kKernels[] = {
     {sizeof(checkop_kernel), "nccl", "reduce_scatter", "forward", CHECKOP_CUDA, 80, 0, nullptr, forward},

@@ -619,11 +619,9 @@ PluginHost::Timed PluginHost::time(const Turns& turns, const std::function<void(
     const std::string request = pack(Request::turns, kernel, turns, memory);
     std::string answer;
     Timed timed = take_turns(request, numbers_of(memory), turns.cover_us, prepare, answer);
-    const bool answer_was_empty = answer.empty();
-    if (!answer_was_empty)
-      timed.status = status_of(checked(Request::launch, first, Answer::done, std::move(answer)), first);
-    if (!answer_was_empty && timed.status == CHECKOP_OK)
-      throw WireError("there is an answer only where a launch is not ok");
+    if (answer.empty()) return timed;
+    timed.status = status_of(checked(Request::launch, first, Answer::done, std::move(answer)), first);
+    if (timed.status == CHECKOP_OK) throw WireError("there is an answer only where a launch is not ok");
     return timed;
   });
 }
