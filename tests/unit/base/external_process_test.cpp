@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -78,8 +79,11 @@ TEST(LineSocket, ClosedSocketEndsTheConversation) {
 }
 
 TEST(LineProcess, IsAskedNothingAfterItsEnd) {
+  signal(SIGPIPE, SIG_IGN);
   const TempFolder folder;
   LineProcess process("sh -c 'exit 3'", folder.path() + "/stderr");
+  siginfo_t end;
+  ASSERT_EQ(waitid(P_PID, static_cast<id_t>(process.id()), &end, WEXITED | WNOWAIT), 0);  // writing meets a closed pipe
   const auto error = [&] {
     try {
       process.request("first");
