@@ -185,6 +185,8 @@ class Folder:
     def read_reports(self):
         groups = {}
         for name, report, cases in self.reports("report-*.json", "report-*.json.gz"):
+            if name.startswith("frameworks-"):  # gpu.sh gives it another name when the run has ended
+                continue
             for candidate, case in cases:
                 group = groups.setdefault((name, case["op"], case["pass"], candidate, case["dtype"]), ([], []))
                 group[0].append(report)
@@ -231,8 +233,7 @@ class Folder:
                 self.on({"name": device}, path)
                 if record.get("pass") == "forward+backward":  # the sum of both, which their records have
                     continue
-                # The record's own digest is of the built plugin, which depends on the compiler.
-                record["plugin_digest"] = record.pop("kernels_digest", None)
+                record.pop("kernels_digest", None)  # of the built plugin, which depends on the compiler
                 self.add("bench", op, candidate, date, device=device, **{name: value for name, value in record.items() if value is not None})
 
     def read_certificates(self):

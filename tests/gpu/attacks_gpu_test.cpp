@@ -19,11 +19,10 @@ namespace checkop::attacks_test {
 namespace {
 
 std::map<std::string, json> run_all(const std::vector<std::string>& names, const std::string& file,
-                                    const std::string& flags = "") {
+                                    const std::string& flags = "--timeout-s 30") {
   std::ofstream(file) << "intact";
-  return run_beside(
-      file, fmt::format("--device cuda --dtype fp32 --timeout-s 30 {} --plugin {}/gpu_attacks.so --candidate {} {}",
-                        kCase, kPluginFolder, joined(names), flags));
+  return run_beside(file, fmt::format("--device cuda --dtype fp32 {} --plugin {}/gpu_attacks.so --candidate {} {}",
+                                      kCase, kPluginFolder, joined(names), flags));
 }
 
 TEST(GpuAttacks, NoneBySystemCallsSucceeds) {

@@ -44,7 +44,7 @@ TEST(Gpu, EndlessKernelEndsAtTheTimeLimitAndTheNextOneIsUnharmed) {
 TEST(Gpu, CandidateThatKeepsAllMemoryIsAnErrorAndTheNextOneIsUnharmed) {
   const ProcessResult result = run("out_of_memory,says_out_of_memory,honest");
   expect_exit(result, 4, "out of memory");
-  expect_exit(result, 4, "1 error");
+  expect_exit(result, 4, "2 error");
   expect_exit(result, 4, "(cudaErrorMemoryAllocation)");  // the candidate's own message
   expect_exit(result, 4, "1 pass");
 }

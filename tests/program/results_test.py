@@ -212,8 +212,13 @@ class Summaries(Results):
     def test_take_the_plugins_digest_for_no_digest_of_sources(self):
         self.write_raw("bench-logp.jsonl", "".join(json.dumps(record(name, 1.0)) + "\n" for name in ("cuda", "torch-compile")))
         ours, peer = sorted(self.summarize()["bench"], key=lambda row: row["candidate"])
-        self.assertEqual((ours["kernels_digest"], ours["plugin_digest"]), (self.digest(), "fedcba9876543210"))
+        self.assertEqual(ours["kernels_digest"], self.digest())
         self.assertIsNone(peer["kernels_digest"])
+
+    def test_leave_out_a_cut_run_of_another_frameworks_kernel(self):
+        self.write_raw("report-smoke.json", report([case()]))
+        self.write_raw("report-frameworks-hf-default-logp.json", report([case()]))
+        self.assertEqual([row["suite"] for row in self.summarize()["checks"]], ["smoke"])
 
     def test_say_what_sanitizers_found(self):
         ran = "[       OK ] {}/forward  cuda-sm90  bf16  batch=1 (1 ms)\n"

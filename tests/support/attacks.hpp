@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <map>
@@ -32,6 +33,7 @@ constexpr const char* kCase = "--op matmul --batch 2 --seq 3 --k-dim 8 --n-dim 1
 /// The cases of each candidate, after a run with `flags` beside a file that attacks are after.
 inline std::map<std::string, json> run_beside(const std::string& file, const std::string& flags) {
   const std::string report = testing::TempDir() + "attacks.json";
+  std::remove(report.c_str());  // not that of an earlier run, where this one is refused
   setenv("CHECKOP_ATTACKED", file.c_str(), 1);
   const ProcessResult run = run_program(fmt::format("{} --json {}", flags, report));
   unsetenv("CHECKOP_ATTACKED");
