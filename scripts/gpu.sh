@@ -11,7 +11,7 @@
 #     suites      every operator's cases of the suites smoke, ci and large; OPS=LIST: those of these operators
 #     sanitize    every kernel under compute-sanitizer; SANITIZE=REGEX selects runs such as linear_logp-racecheck
 #     soak        the products in random sizes, for about five minutes
-#     ranks       tensor-parallel operators on all GPUs of the machine, at least two; scaling: their times on 1, 2 ...
+#     ranks       operators over ranks on all GPUs of the machine, at least two; scaling: their times
 #
 # The contents of DIR are not committed; the repository keeps summaries. `scripts/results.py summarize` merges DIR into
 # tests/gpu/results/<device>.json. A summary can't distinguish the files of a folder, so DIR may only hold results of
@@ -440,14 +440,20 @@ lost() {
 uneven() { seq 0 "$1" | awk -v n="$1" -v v="$2" '{ printf "%s%d", (NR > 1 ? "," : ""), v * ($1 / n) ^ 1.25 }'; }
 
 run_ranks() {
-  local n sizes m k v dtype signal
+  local n sizes m k v dtype signal order
   local -r here="*@[1-$gpus]*"  # cases with no more ranks than GPUs
+  local -r collectives=(--op all_reduce,reduce_scatter,all_gather --candidate nccl,nccl-ordered)
   local -r portable=(--op tp_logp,tp_linear_logp --candidate nccl) hopper=(--op tp_linear_logp --candidate nccl-sm90 --dtype bf16)
   # In parallel, since most of the time goes into starting processes.
   for n in 0 1 2 3; do judge "ranks-smoke-$n" 500 "${portable[@]}" --suite smoke --filter "$here" --shard-index "$n" --total-shards 4 & done
   judge ranks-smoke-sm90 500 "${hopper[@]}" --suite smoke --filter "$here" &
   judge ranks-ci 500 "${portable[@]}" --suite ci --filter "$here" &
   judge ranks-ci-sm90 500 "${hopper[@]}" --suite ci --filter "$here" &
+  judge ranks-collectives-smoke 300 "${collectives[@]}" --suite smoke --filter "$here" &
+  for order in -1 0 1; do
+    judge "ranks-collectives-order$order" 300 "${collectives[@]}" --check-grad --leaves "$gpus,8" --numel 65536,400003 \
+      --world-size "$gpus" --order "$order" &
+  done
   for ((n = 2; n <= gpus; n *= 2)); do
     # Sizes and dtypes that another implementation has published; the vocabulary is divided unevenly.
     for sizes in 128,256,4096,fp32 256,512,{4096,8192},bf16 512,1024,8192,bf16 4096,2048,32768,bf16 8192,4096,65536,bf16; do
@@ -467,9 +473,15 @@ run_ranks() {
 }
 
 run_scaling() {
+  local op
   rm -f "$out/bench-tp_linear_logp.jsonl"
   bench tp_linear_logp nccl-sm90 300 --check-grad --batch 1 --seq 4096 --hidden 4096 --vocab 128256,151936 --ignored-every 0 \
     --world-size "$(seq -s, 1 "$gpus")"
+  # A message of 64 MiB, of which each rank has one summand (or its part).
+  rm -f "$out"/bench-{all_reduce,reduce_scatter,all_gather}.jsonl
+  for op in all_reduce reduce_scatter all_gather; do
+    bench "$op" nccl,nccl-ordered 120 --leaves "$gpus" --numel $((32 << 20)) --world-size "$gpus" --order -1 --baseline nccl
+  done
 }
 
 if [[ $stage == all ]]; then
