@@ -29,13 +29,46 @@ __global__ __launch_bounds__(kCopyThreads) void copy_rows(const Word* __restrict
   }
 }
 
-/// Enqueues copy_rows() for rows of `hidden` elements of `dtype`, which has 16 or 32 bits.
+constexpr int kChunkThreads = 128, kChunkWords = 2 * kChunkThreads;
+
+/// The same, a block for each kChunkWords words of a row: long rows are written in the order of memory.
+template <typename Word>
+__global__ __launch_bounds__(kChunkThreads) void copy_long_rows(const Word* __restrict__ source, int64_t n_source,
+                                                                const int64_t* __restrict__ from, int64_t words,
+                                                                unsigned chunks, Word* __restrict__ to) {
+  constexpr int n = kChunkWords / kChunkThreads;
+  const int64_t row = blockIdx.x / chunks, first = int64_t{blockIdx.x % chunks} * kChunkWords + threadIdx.x;
+  const int64_t source_row = from[row];
+  const bool exists = source_row >= 0 && source_row < n_source;
+  const Word* __restrict__ in = source + (exists ? source_row : 0) * words;
+  Word* __restrict__ out = to + row * words;
+  Word copied[n];
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    const int64_t at = first + i * kChunkThreads;
+    copied[i] = exists && at < words ? in[at] : Word{};
+  }
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    const int64_t at = first + i * kChunkThreads;
+    if (at < words) out[at] = copied[i];
+  }
+}
+
+/// Enqueues the kernel for rows of `hidden` elements of `dtype`, which has 16 or 32 bits.
 inline void launch_copy_rows(int32_t dtype, const void* source, int64_t n_source, const int64_t* from, int64_t rows,
                              int64_t hidden, void* to, cudaStream_t stream) {
   constexpr int64_t kMaxBlocks = int64_t{1} << 20;  // the kernel strides over the rest
   const int64_t needed = ceil_div(rows, kCopyThreads / kWarp);
   const auto blocks = static_cast<unsigned>(needed < kMaxBlocks ? needed : kMaxBlocks);
   const auto copy = [&]<typename Word>(TypeTag<Word>, int64_t words) {
+    const int64_t chunks = ceil_div(words, kChunkWords);
+    if (words >= kChunkWords && rows * chunks <= std::numeric_limits<int32_t>::max()) {
+      copy_long_rows<Word><<<static_cast<unsigned>(rows * chunks), kChunkThreads, 0, stream>>>(
+          static_cast<const Word*>(source), n_source, from, words, static_cast<unsigned>(chunks),
+          static_cast<Word*>(to));
+      return;
+    }
     copy_rows<Word><<<blocks, kCopyThreads, 0, stream>>>(static_cast<const Word*>(source), n_source, from, rows, words,
                                                          static_cast<Word*>(to));
   };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// embedding / cuda: forward, a warp copies a token's row. Backward, the tokens are sorted by id and each row of the
-// table sums its tokens' gradients.
+// embedding / cuda: forward, a token's row is copied. Backward, the tokens are sorted by id and each row of the table
+// sums its tokens' gradients.
 //   forward   y[t] = weight[token_ids[t]], bit by bit
 //   backward  dweight[v] = sum of grad_y[t] over the tokens t with token_ids[t] = v, zero if there are none
 //   token_ids: [tokens] i64   weight, dweight: [vocab, hidden]   y, grad_y: [tokens, hidden]
@@ -11,10 +11,10 @@
 //
 // Backward. Sorted tokens are cut into windows of 64. If an id's tokens lie in several windows, separate blocks sum
 // each window, so that a very frequent id does not wait for one block to read most of grad_y. Tokens are added in
-// ascending order, and the order of all sums follows from the ids alone. All of dweight is written, each row by one
-// block.
+// ascending order, and the order of all sums follows from the ids alone. dweight is cleared while the tokens are
+// sorted; then the rows that tokens have are written.
+#include <algorithm>
 #include <cub/device/device_radix_sort.cuh>
-#include <type_traits>
 
 #include "cuda/rows.cuh"
 
@@ -43,7 +43,7 @@ __global__ __launch_bounds__(kThreads) void number_tokens(const int64_t* __restr
   to.tokens[token] = static_cast<unsigned>(token);
 }
 
-/// ranges[v] = begin and end of id v's tokens in `sorted`; untouched, (0, 0), for an id without tokens.
+/// ranges[v] = begin and end of id v's tokens in `sorted`; untouched for an id without tokens.
 __global__ __launch_bounds__(kThreads) void find_ranges(const unsigned* __restrict__ ids, int64_t tokens, int64_t vocab,
                                                         uint2* __restrict__ ranges) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -102,31 +102,26 @@ __global__ __launch_bounds__(kSumThreads) void sum_windows(Sorted sorted, const 
   }
 }
 
-/// Computes `rows` rows of dweight per block: each is the sum of its gradients, or of its windows' partial sums if it
-/// has several windows. Blocks go over all columns of `rows` rows, then to the next rows, so that memory is written in
-/// order.
-template <typename T, int rows>
-__global__ __launch_bounds__(kSumThreads) void sum_gradients(const unsigned* __restrict__ tokens,
-                                                             const uint2* __restrict__ ranges,
+/// dweight of the ids that tokens have: the sum of an id's gradients, or of its windows' partial sums if it has several
+/// windows. Other rows must be zero already. Blocks: columns of the tokens in sorted order; that of an id's first token
+/// adds.
+template <typename T>
+__global__ __launch_bounds__(kSumThreads) void sum_gradients(Sorted sorted, const uint2* __restrict__ ranges,
                                                              const T* __restrict__ grad,
-                                                             const float* __restrict__ partials, int64_t vocab,
-                                                             int64_t hidden, unsigned column_blocks, bool aligned,
-                                                             T* __restrict__ dweight) {
+                                                             const float* __restrict__ partials, int64_t tokens,
+                                                             int64_t vocab, int64_t hidden, int64_t column_blocks,
+                                                             bool aligned, T* __restrict__ dweight) {
   constexpr int kColumns = kGroupColumns<T>;
-  const int64_t first_row = int64_t{blockIdx.x / column_blocks} * rows;
-  const int64_t column = (int64_t{blockIdx.x % column_blocks} * kSumThreads + threadIdx.x) * kColumns;
-  if (column >= hidden) return;
-  uint2 range[rows];
-#pragma unroll
-  for (int r = 0; r < rows; ++r) range[r] = first_row + r < vocab ? ranges[first_row + r] : uint2{0, 0};
-#pragma unroll
-  for (int r = 0; r < rows; ++r) {
-    const int64_t v = first_row + r, begin = range[r].x, end = range[r].y;
-    if (v >= vocab) return;
+  for (int64_t block = blockIdx.x; block < tokens * column_blocks; block += gridDim.x) {
+    const int64_t token = block / column_blocks;
+    const int64_t column = (block % column_blocks * kSumThreads + threadIdx.x) * kColumns;
+    const unsigned id = sorted.ids[token];
+    if (column >= hidden || id >= vocab || (token > 0 && sorted.ids[token - 1] == id)) continue;
+    const int64_t begin = token, end = ranges[id].y;
     float sum[kColumns] = {};
     const int64_t first_window = begin / kWindow, last_window = (end - 1) / kWindow;
-    if (end == 0 || first_window == last_window) {
-      add_gradients(grad, tokens, begin, end, column, hidden, aligned, sum);
+    if (first_window == last_window) {
+      add_gradients(grad, sorted.tokens, begin, end, column, hidden, aligned, sum);
     } else {
       const auto add_partial = [&](int64_t row) {
         const float* __restrict__ from = partials + row * hidden + column;
@@ -145,7 +140,7 @@ __global__ __launch_bounds__(kSumThreads) void sum_gradients(const unsigned* __r
 #pragma unroll 4
       for (int64_t window = first_window + 1; window <= last_window; ++window) add_partial(2 * window);
     }
-    store_group_at_once(dweight + v * hidden, column, hidden, aligned, sum);
+    store_group_at_once(dweight + int64_t{id} * hidden, column, hidden, aligned, sum);
   }
 }
 
@@ -217,6 +212,34 @@ size_t backward_bytes(const checkop_call* call) {
   return WorkspaceLayout({leading_count(grad_y), dweight.shape[0], last_extent(dweight)}).bytes;
 }
 
+/// Clears the gradient on a stream of its own, beside the sort.
+class Clearing {
+ public:
+  Clearing() = default;
+  Clearing(const Clearing&) = delete;
+  Clearing& operator=(const Clearing&) = delete;
+  ~Clearing() {
+    for (const cudaEvent_t event : {begun_, cleared_})
+      if (event != nullptr) (void)cudaEventDestroy(event);
+  }
+  /// What the stream holds by now comes before.
+  cudaError_t begin(cudaStream_t stream) {
+    for (cudaEvent_t* event : {&begun_, &cleared_})
+      if (auto error = cudaEventCreateWithFlags(event, cudaEventDisableTiming)) return error;
+    return cudaEventRecord(begun_, stream);
+  }
+  /// What the stream is given from now on comes behind.
+  cudaError_t clear(void* to, size_t bytes, cudaStream_t stream) const {
+    if (auto error = cudaStreamWaitEvent(cudaStreamPerThread, begun_)) return error;
+    if (auto error = cudaMemsetAsync(to, 0, bytes, cudaStreamPerThread)) return error;
+    if (auto error = cudaEventRecord(cleared_, cudaStreamPerThread)) return error;
+    return cudaStreamWaitEvent(stream, cleared_);
+  }
+
+ private:
+  cudaEvent_t begun_ = nullptr, cleared_ = nullptr;
+};
+
 checkop_status launch_forward(const checkop_call* call) {
   if (auto status = CallCheck(call).counts(2, 1).status()) return status;
   const checkop_tensor &weight = call->inputs[1], &y = call->outputs[0];
@@ -251,43 +274,38 @@ checkop_status launch_backward(const checkop_call* call) {
   const Sorted unsorted = WorkspaceLayout::lists(workspace + layout.unsorted, shape);
   const Sorted sorted = WorkspaceLayout::lists(workspace + layout.sorted, shape);
   IdCheck id_check(call, ids, shape.tokens, shape.vocab, "token_ids", call->workspace, stream);
-  const auto range_bytes = static_cast<size_t>(shape.vocab) * sizeof(uint2);
-  if (auto s = cuda_status(call, cudaMemsetAsync(ranges, 0, range_bytes, stream), "clear the token ranges")) return s;
-  if (shape.tokens > 0) {
-    if (auto status = id_check.begin()) return status;
-    const auto blocks = static_cast<unsigned>(ceil_div(shape.tokens, kThreads));
-    number_tokens<<<blocks, kThreads, 0, stream>>>(ids, shape.tokens, shape.vocab, unsorted);
-    if (auto status = launch_status(call, "number the tokens")) return status;
-    size_t scratch_bytes = layout.scratch_bytes;
-    const auto error =
-        WorkspaceLayout::sort(workspace + layout.scratch, scratch_bytes, unsorted, sorted, shape, stream);
-    if (auto status = cuda_status(call, error, "sort the tokens")) return status;
-    find_ranges<<<blocks, kThreads, 0, stream>>>(sorted.ids, shape.tokens, shape.vocab, ranges);
+  if (shape.tokens == 0) {
+    const auto bytes = static_cast<size_t>(shape.vocab * shape.hidden) * (dweight.dtype == CHECKOP_F32 ? 4 : 2);
+    return cuda_status(call, cudaMemsetAsync(dweight.data, 0, bytes, stream), "clear the gradient");
   }
+  Clearing clearing;
+  if (auto status = cuda_status(call, clearing.begin(stream), "clear the gradient")) return status;
+  if (auto status = id_check.begin()) return status;
+  const auto blocks = static_cast<unsigned>(ceil_div(shape.tokens, kThreads));
+  number_tokens<<<blocks, kThreads, 0, stream>>>(ids, shape.tokens, shape.vocab, unsorted);
+  if (auto status = launch_status(call, "number the tokens")) return status;
+  size_t scratch_bytes = layout.scratch_bytes;
+  const auto error = WorkspaceLayout::sort(workspace + layout.scratch, scratch_bytes, unsorted, sorted, shape, stream);
+  if (auto status = cuda_status(call, error, "sort the tokens")) return status;
+  find_ranges<<<blocks, kThreads, 0, stream>>>(sorted.ids, shape.tokens, shape.vocab, ranges);
   return with_float_type(grad_y.dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     const auto* grad = static_cast<const T*>(grad_y.data);
     auto* out = static_cast<T*>(dweight.data);
     const bool aligned = rows_are_aligned<T>({grad, out}, shape.hidden);
-    const auto columns = static_cast<unsigned>(ceil_div(ceil_div(shape.hidden, kGroupColumns<T>), kSumThreads));
-    if (shape.tokens > 0) {
-      const dim3 windows(static_cast<unsigned>(ceil_div(shape.tokens, kWindow)), columns, 2);
-      sum_windows<T><<<windows, kSumThreads, 0, stream>>>(sorted, ranges, grad, shape.tokens, shape.vocab, shape.hidden,
-                                                          aligned, partials);
-    }
-    const auto sum = [&]<int rows>(std::integral_constant<int, rows>) {
-      const auto blocks = static_cast<unsigned>(ceil_div(shape.vocab, rows) * columns);
-      sum_gradients<T, rows><<<blocks, kSumThreads, 0, stream>>>(sorted.tokens, ranges, grad, partials, shape.vocab,
-                                                                 shape.hidden, columns, aligned, out);
-    };
-    // In a large table most rows are zeros: start fewer blocks.
-    if (shape.vocab >= 16384) {
-      sum(std::integral_constant<int, 8>{});
-    } else {
-      sum(std::integral_constant<int, 1>{});
-    }
-    if (auto status = launch_status(call, "launch embedding backward")) return status;
-    return shape.tokens > 0 ? id_check.finish() : CHECKOP_OK;
+    const int64_t columns = ceil_div(ceil_div(shape.hidden, kGroupColumns<T>), kSumThreads);
+    const dim3 windows(static_cast<unsigned>(ceil_div(shape.tokens, kWindow)), static_cast<unsigned>(columns), 2);
+    sum_windows<T><<<windows, kSumThreads, 0, stream>>>(sorted, ranges, grad, shape.tokens, shape.vocab, shape.hidden,
+                                                        aligned, partials);
+    if (auto status = launch_status(call, "sum windows of tokens")) return status;
+    if (auto status = id_check.finish()) return status;
+    const auto bytes = static_cast<size_t>(shape.vocab * shape.hidden) * sizeof(T);
+    if (auto status = cuda_status(call, clearing.clear(out, bytes, stream), "clear the gradient")) return status;
+    constexpr int64_t kMaxBlocks = int64_t{1} << 30;  // the kernel strides over the rest
+    const auto sums = static_cast<unsigned>(std::min(shape.tokens * columns, kMaxBlocks));
+    sum_gradients<T><<<sums, kSumThreads, 0, stream>>>(sorted, ranges, grad, partials, shape.tokens, shape.vocab,
+                                                       shape.hidden, columns, aligned, out);
+    return launch_status(call, "launch embedding backward");
   });
 }
 
