@@ -230,18 +230,18 @@ __global__ __launch_bounds__(team* kTeamsOf<team>,
   constexpr int m = Op::kBackwardInputs, kColumns = kGroupColumns<T>, kTeams = kTeamsOf<team>;
   __shared__ float2 shared[2][kWarp];
   const int64_t block = blockIdx.x / parts.count, column = blockIdx.x % parts.count * params.hidden;
-  const int64_t thread = threadIdx.x % team, begin = split.first(block), end = split.first(block + 1);
+  const int64_t thread = threadIdx.x % team, begin = block * kTeams, step = split.blocks * kTeams, end = params.rows;
   const T* in[m];
 #pragma unroll
   for (int j = 0; j < m; ++j) in[j] = t.in[j] + column;
   RowRing<T, team, n, m> ring(params, parts.hidden, slots);
   float sums[n][kColumns] = {};
   int64_t row = begin + threadIdx.x / team, ahead = row;
-  for (int i = 0; i < slots; ++i, ahead += kTeams) ring.fetch(in, ahead, ahead < end);
+  for (int i = 0; i < slots; ++i, ahead += step) ring.fetch(in, ahead, ahead < end);
   Group<T> ws[n];
   load_groups<T, team>(t.w + column, thread, params, ws);
   // Threads without a row still take part in the shuffles
-  for (int64_t first = begin, i = 0; first < end; first += kTeams, row += kTeams, ahead += kTeams, ++i) {
+  for (int64_t first = begin, i = 0; first < end; first += step, row += step, ahead += step, ++i) {
     Group<T> xs[m][n];
     ring.wait();
 #pragma unroll
@@ -295,8 +295,7 @@ __global__ __launch_bounds__(team) void norm_backward_long(BackwardTensors<T, Op
   const int64_t block = blockIdx.x / parts.count, column = blockIdx.x % parts.count * params.hidden;
   const int64_t step = int64_t{team} * n, n_groups = ceil_div(params.hidden, kColumns);
   float* __restrict__ partial = t.partials + block * parts.hidden + column;
-  const int64_t begin = split.first(block), end = split.first(block + 1);
-  for (int64_t row = begin; row < end; ++row) {
+  for (int64_t row = block, i = 0; row < params.rows; row += split.blocks, ++i) {
     const int64_t offset = row * parts.hidden + column;
     Group<T> xs[m][n], ws[n];
     Columns<T, n> kept;
@@ -308,7 +307,7 @@ __global__ __launch_bounds__(team) void norm_backward_long(BackwardTensors<T, Op
       sweep_backward<T>(op, xs, ws, kept, squares, products);
     };
     for (int64_t base = 0; base < n_groups; base += step) sweep(base);
-    const float2 total = team_sum<team>(squares, products, shared[row % 2]);
+    const float2 total = team_sum<team>(squares, products, shared[i % 2]);
     const float scale = inverse_rms(total.x, params), mean = total.y / static_cast<float>(params.hidden);
     for (int64_t base = 0; base < n_groups; base += step) {
       sweep(base);
@@ -319,7 +318,7 @@ __global__ __launch_bounds__(team) void norm_backward_long(BackwardTensors<T, Op
         write_backward<T>(op, t, params, offset, first, k, xs, kept, ws[k], scale, mean, term);
 #pragma unroll
         for (int c = 0; c < kColumns; ++c)
-          if (first + c < params.hidden) partial[first + c] = row == begin ? term[c] : partial[first + c] + term[c];
+          if (first + c < params.hidden) partial[first + c] = i == 0 ? term[c] : partial[first + c] + term[c];
       }
     }
   }

@@ -160,8 +160,8 @@ auto with_mapping(int64_t hidden, F&& f) {
 // --- sums over rows
 // ----------------------------------------------------------------------------------------------------
 
-/// How the backward pass splits the rows, with block b at rows [first(b), first(b + 1)). The shape alone decides: it
-/// fixes the order of dweight's sums.
+/// How many blocks of a backward pass share the rows. The shape alone decides: it fixes the order of dweight's sums.
+/// first(b): where the rows of block b begin, if a block has neighbours and not every blocks-th row.
 struct Split {
   int64_t rows, blocks;
   __host__ __device__ int64_t first(int64_t block) const { return rows * block / blocks; }
