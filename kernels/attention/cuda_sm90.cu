@@ -28,6 +28,7 @@
 #include <algorithm>
 
 #include "attention/sm90_backward.cuh"
+#include "attention/sm90_limits.cuh"
 #include "cuda/attention.cuh"
 
 namespace checkop::kernels {
@@ -68,23 +69,12 @@ size_t backward_workspace(const checkop_call* call) {
 /// Whether the Hopper kernels have the case, wherever its arrays begin.
 bool has_shape(const AttentionParams& shape) {
   const bool is_empty = shape.heads() == 0 || shape.q_seq == 0 || shape.kv_seq == 0;
-  return !is_empty && shape.scale > 0 && shape.scale < 1e30f && (shape.width == 64 || shape.width == 128);
-}
-
-/// CHECKOP_OK if all 16-bit arrays begin at multiples of 16 bytes.
-checkop_status check_alignment(const checkop_call* call) {
-  const auto check = [&](const checkop_tensor* tensors, int32_t n) {
-    return std::all_of(tensors, tensors + n, [&](const checkop_tensor& tensor) {
-      return tensor.dtype != call->inputs[0].dtype || reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0;
-    });
-  };
-  if (check(call->inputs, call->n_inputs) && check(call->outputs, call->n_outputs)) return CHECKOP_OK;
-  return say(call, CHECKOP_UNSUPPORTED, "16-bit tensors that do not begin at a multiple of 16 bytes");
+  return !is_empty && hopper::has_shape(shape);
 }
 
 template <typename T>
 checkop_status run(const checkop_call* call, const AttentionParams& shape) {
-  if (auto status = check_alignment(call)) return status;
+  if (auto status = hopper::check_alignment(call)) return status;
   const auto input = [&](int i) { return static_cast<const T*>(call->inputs[i].data); };
   hopper::ForwardCall<T> forward{};
   forward.shape = shape;
@@ -104,12 +94,8 @@ checkop_status run(const checkop_call* call, const AttentionParams& shape) {
   return say(call, CHECKOP_OK, is_wide ? "wgmma, tile 128x128" : "wgmma, tile 192x128");
 }
 
-/// The Hopper kernels know no window, no soft cap, no sinks and no gradient of lse.
 checkop_status decline_options(const checkop_call* call, const AttentionParams& shape) {
-  const bool has_window = shape.window_left >= 0 || (!shape.causal && shape.window_right >= 0);
-  if (has_window) return say(call, CHECKOP_UNSUPPORTED, "window_left and window_right: only -1 is supported");
-  if (!shape.cap.is_none()) return say(call, CHECKOP_UNSUPPORTED, "softcap: only 0 is supported");
-  if (call->inputs[In::kSinks].data != nullptr) return say(call, CHECKOP_UNSUPPORTED, "sinks are not supported");
+  if (auto status = hopper::decline_options(call, shape, call->inputs[In::kSinks])) return status;
   if (call->n_inputs > In::kGradLse && call->inputs[In::kGradLse].data != nullptr)
     return say(call, CHECKOP_UNSUPPORTED, "grad_lse is not supported");
   return CHECKOP_OK;
@@ -130,7 +116,7 @@ checkop_status launch_backward(const checkop_call* call) {
   if (auto status = check_call(call, true, kParts, shape)) return status;
   if (auto status = decline_options(call, shape)) return status;
   if (!has_shape(shape) || call->inputs[0].dtype != CHECKOP_BF16) return launch_attention(call, true, kParts);
-  if (auto status = check_alignment(call)) return status;
+  if (auto status = hopper::check_alignment(call)) return status;
   const auto input = [&](int i) { return static_cast<const T*>(call->inputs[i].data); };
   const auto output = [&](int i) { return static_cast<T*>(call->outputs[i].data); };
   hopper::BackwardCall<T> backward{};

@@ -17,18 +17,28 @@
 #include <algorithm>
 
 #include "attention/sm90_mask.cuh"
+#include "attention/sm90_sequences.cuh"
 #include "cuda/attention_tile.cuh"
 
 namespace checkop::kernels::attention::hopper {
 
 using namespace sm90;  // NOLINT: the building blocks of this folder's kernels
 
+/// Where queries and keys are. planes: see above, with a mask or without. The others: packed sequences, see
+/// sm90_sequences.cuh; their keys are rows of k, or in pages that TMA can load in boxes, or in pages of any size.
+enum class Source { planes, rows, pages, any_pages };
+
 /// consumers: warpgroups of 64 rows; stages: blocks of keys, and of values, in flight.
-template <int head_dim, int consumers, int stages>
+template <int head_dim, int consumers, int stages, Source source = Source::planes>
 struct AttentionConfig {
+  static constexpr Source kSource = source;
+  static constexpr bool kIsListed = source != Source::planes;  // a list has the tiles
+  static constexpr bool kIsPaged = source == Source::pages || source == Source::any_pages;
   static constexpr int kHeadDim = head_dim, kConsumers = consumers, kRows = 64 * consumers, kStages = stages;
   static constexpr int kThreads = (consumers + 1) * kWarpgroup;
-  static constexpr int kProducerRegisters = consumers == 3 ? 32 : 24, kConsumerRegisters = consumers == 3 ? 160 : 240;
+  static constexpr bool kUsesSetmaxnreg = consumers > 1;
+  static constexpr int kProducerRegisters = consumers == 3 ? 32 : kIsListed ? 40 : 24;
+  static constexpr int kConsumerRegisters = consumers == 3 ? 160 : kIsListed ? 232 : 240;
 
   static constexpr int kSlabs = head_dim / 64, kQuerySlab = kRows * 128, kKeySlab = kKeys * 128;
   static constexpr int kQueryBytes = kSlabs * kQuerySlab, kKeyBytes = kSlabs * kKeySlab;
@@ -55,17 +65,20 @@ struct ForwardParams {
   float c;         ///< scale log2(e)
   float lse_unit;  ///< what lse counts: ln 2 for natural logarithms, 1 for those of base 2
   bool causal;
+  // Of packed sequences. A plane is then a head, and q_seq, kv_seq, q_tiles and tiles are not used.
+  TileList list;
+  PageTable<T> pages;
 };
 
 /// Part of the work of a block: some rows of the heads of a group.
-struct AttentionTile {
-  int first_plane, planes, kv_plane, batch, first_query, blocks;
+struct TileOfHeads {
+  int first_plane, planes, kv_plane;
 
-  /// Tiles of some heads at a time, as many as have their keys in L2 together; the tiles with the most keys first;
-  /// heads of a group together.
+  /// Finds the heads of tile `index`, and returns its number among the tiles of the same heads. Tiles of some heads at
+  /// a time, as many as have their keys in L2 together; the tiles with the most keys first; heads of a group together.
   template <typename T>
-  __device__ AttentionTile(const ForwardParams<T>& p, uint32_t index) {
-    const uint32_t per_section = p.units_per_section * p.q_tiles, section = index / per_section;
+  __device__ uint32_t find_heads(const ForwardParams<T>& p, uint32_t index, uint32_t q_tiles) {
+    const uint32_t per_section = p.units_per_section * q_tiles, section = index / per_section;
     const uint32_t first_unit = section * p.units_per_section, within = index - section * per_section;
     const uint32_t n_units = min(p.units_per_section, p.units - first_unit);
     const uint32_t q_tile = within / n_units, unit = first_unit + within - q_tile * n_units;
@@ -73,13 +86,27 @@ struct AttentionTile {
     const int first_of_group = static_cast<int>(unit % p.units_per_kv_head) * p.planes_per_tile;
     first_plane = kv_plane * p.group + first_of_group;
     planes = min(p.planes_per_tile, p.group - first_of_group);
+    return q_tile;
+  }
+};
+
+struct TileOfPlanes : TileOfHeads {
+  int batch, first_query, blocks;
+
+  template <typename T>
+  __device__ TileOfPlanes(const ForwardParams<T>& p, uint32_t index) {
+    const uint32_t q_tile = find_heads(p, index, p.q_tiles);
     batch = kv_plane / p.kv_heads;
     first_query = static_cast<int>(p.causal ? p.q_tiles - 1 - q_tile : q_tile) * p.rows_per_plane;
     blocks = (max(visible(p, min(first_query + p.rows_per_plane, p.q_seq) - 1), 0) + kKeys - 1) / kKeys;
     if (p.lists.listed != nullptr) blocks = p.lists.listed_before[batch * (p.lists.n_blocks + 1) + blocks];
   }
-  AttentionTile() = default;
+  TileOfPlanes() = default;
 
+  template <typename T>
+  __device__ static uint32_t count(const ForwardParams<T>& p) {
+    return p.tiles;
+  }
   /// Keys below this one are visible to a query; may be negative.
   template <typename T>
   __device__ static int visible(const ForwardParams<T>& p, int query) {
@@ -90,7 +117,59 @@ struct AttentionTile {
   __device__ uint32_t block(const ForwardParams<T>& p, int i) const {
     return p.lists.listed == nullptr ? i : p.lists.listed[batch * p.lists.n_blocks + i];
   }
+  /// The line of its plane that has a key.
+  __device__ static int line(int key) { return key; }
+  /// Queries end here.
+  template <typename T>
+  __device__ static int end_query(const ForwardParams<T>& p) {
+    return p.q_seq;
+  }
+  /// A row's number among all rows of o.
+  template <typename T>
+  __device__ int64_t row(const ForwardParams<T>& p, int plane, int query) const {
+    return int64_t{first_plane + plane} * p.q_seq + query;
+  }
 };
+
+/// The same in packed sequences. A query is a row of q.
+struct TileOfSequence : TileOfHeads {
+  static constexpr int batch = 0;
+  ListedTile listed;
+  int first_query, blocks;
+
+  template <typename T>
+  __device__ TileOfSequence(const ForwardParams<T>& p, uint32_t index) {
+    listed = p.list.tiles[find_heads(p, index, *p.list.n_tiles)];
+    first_query = listed.first_query;
+    blocks = (max(visible(p, listed.end_query - 1), 0) + kKeys - 1) / kKeys;
+  }
+  TileOfSequence() = default;
+
+  template <typename T>
+  __device__ static uint32_t count(const ForwardParams<T>& p) {
+    return *p.list.n_tiles * p.units;
+  }
+  template <typename T>
+  __device__ int visible(const ForwardParams<T>& p, int query) const {
+    return p.causal ? min(listed.n_keys, query + listed.offset) : listed.n_keys;
+  }
+  template <typename T>
+  __device__ static uint32_t block(const ForwardParams<T>&, int i) {
+    return i;
+  }
+  __device__ int line(int key) const { return listed.first_key + key; }
+  template <typename T>
+  __device__ int end_query(const ForwardParams<T>&) const {
+    return listed.end_query;
+  }
+  template <typename T>
+  __device__ int64_t row(const ForwardParams<T>& p, int plane, int query) const {
+    return int64_t{query} * (p.kv_heads * p.group) + first_plane + plane;
+  }
+};
+
+template <typename Config>
+using AttentionTile = std::conditional_t<Config::kIsListed, TileOfSequence, TileOfPlanes>;
 
 /// Addresses in shared memory.
 template <typename Config>
@@ -107,29 +186,58 @@ struct AttentionSmem {
   __device__ uint32_t key_full(uint32_t stage) const { return barrier(4 + stage); }
   __device__ uint32_t key_empty(uint32_t stage) const { return barrier(4 + Config::kStages + stage); }
   __device__ uint32_t value_empty(uint32_t stage) const { return barrier(4 + 2 * Config::kStages + stage); }
-  /// Loaded by TMA; with a mask, a warp must then clear the rows that are not kept.
+  /// Loaded; with a mask, or in packed sequences, a warp must then clear the rows that are not kept.
   __device__ uint32_t value_loaded(uint32_t stage) const { return barrier(4 + 3 * Config::kStages + stage); }
   __device__ uint32_t value_cleared(uint32_t stage) const { return barrier(4 + 4 * Config::kStages + stage); }
 };
 
-/// One thread loads all tiles of this block.
+/// A warp loads the keys of a tile from their pages.
+template <typename Config, typename T>
+__device__ __forceinline__ void load_pages(const ForwardParams<T>& p, const AttentionSmem<Config>& smem,
+                                           const TileOfSequence& tile, PipelineState<Config::kStages>& pipe) {
+  constexpr bool kByBox = Config::kSource == Source::pages;
+  const auto rows_of = [&](int first_key) {
+    return BlockRows<kByBox>(p.pages, tile.listed.first_key, first_key, min(kKeys, tile.listed.n_keys - first_key));
+  };
+  const auto load = [&](const CUtensorMap& map, const T* from, const BlockRows<kByBox>& rows, int n, uint32_t to,
+                        uint32_t barrier) {
+    if constexpr (kByBox) {
+      load_boxes<Config::kHeadDim>(map, p.pages, rows, n, to, barrier, tile.kv_plane);
+    } else {
+      load_rows<Config::kHeadDim>(from, rows, n, to, barrier, tile.kv_plane, p.kv_heads);
+    }
+  };
+  BlockRows<kByBox> next = rows_of(0);
+  for (int i = 0; i < tile.blocks; ++i, pipe.advance()) {
+    const BlockRows<kByBox> rows = next;
+    const int n = min(kKeys, tile.listed.n_keys - i * kKeys);
+    if (i + 1 < tile.blocks) next = rows_of((i + 1) * kKeys);
+    wait(smem.key_empty(pipe.stage), pipe.parity ^ 1);
+    load(p.k_map, p.pages.k, rows, n, smem.key(pipe.stage), smem.key_full(pipe.stage));
+    wait(smem.value_empty(pipe.stage), pipe.parity ^ 1);
+    load(p.v_map, p.pages.v, rows, n, smem.value(pipe.stage), smem.value_loaded(pipe.stage));
+  }
+}
+
+/// One thread loads all tiles of this block; a whole warp where keys lie in pages.
 template <typename Config, typename T>
 __device__ void produce(const ForwardParams<T>& p, const AttentionSmem<Config>& smem) {
+  const bool leads = !Config::kIsPaged || threadIdx.x % kWarp == 0;
   PipelineState<2> queries;
   PipelineState<Config::kStages> pipe;
   uint32_t index = blockIdx.x;
   for (uint32_t round = 1;; ++round, queries.advance()) {
     const uint32_t query_full = smem.query_full(queries.stage);
     wait(smem.query_empty(queries.stage), queries.parity ^ 1);
-    smem.tiles[queries.stage] = index;
-    if (index >= p.tiles) {
-      arrive(query_full);
+    if (leads) smem.tiles[queries.stage] = index;
+    if (index >= AttentionTile<Config>::count(p)) {
+      if (leads) arrive(query_full);
       return;
     }
-    const AttentionTile tile(p, index);
+    const AttentionTile<Config> tile(p, index);
     if (tile.blocks == 0) {
-      arrive(query_full);
-    } else {
+      if (leads) arrive(query_full);
+    } else if (leads) {
       arrive_expect_tx(query_full, Config::kQueryBytes);
 #pragma unroll
       for (int slab = 0; slab < Config::kSlabs; ++slab) {
@@ -137,11 +245,16 @@ __device__ void produce(const ForwardParams<T>& p, const AttentionSmem<Config>& 
                         tile.first_query, tile.first_plane);
       }
     }
-    // order-free: a tile's result does not depend on the block that computes it.
     if (p.counter != nullptr) {
-      index = atomicAdd(p.counter, 1u) + gridDim.x;
+      // order-free: a tile's result does not depend on the block that computes it.
+      if (leads) index = atomicAdd(p.counter, 1u) + gridDim.x;
+      if constexpr (Config::kIsPaged) index = __shfl_sync(kAllLanes, index, 0);
     } else {  // there and back, because tiles get shorter
       index = round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+    }
+    if constexpr (Config::kIsPaged) {
+      load_pages(p, smem, tile, pipe);
+      continue;
     }
     uint32_t next = tile.blocks > 0 ? tile.block(p, 0) : 0;
     for (int i = 0; i < tile.blocks; ++i, pipe.advance()) {
@@ -152,15 +265,15 @@ __device__ void produce(const ForwardParams<T>& p, const AttentionSmem<Config>& 
       arrive_expect_tx(key_full, Config::kKeyBytes);
 #pragma unroll
       for (int slab = 0; slab < Config::kSlabs; ++slab) {
-        tma_load_planes(p.k_map, smem.key(pipe.stage) + slab * Config::kKeySlab, key_full, slab * 64, key,
+        tma_load_planes(p.k_map, smem.key(pipe.stage) + slab * Config::kKeySlab, key_full, slab * 64, tile.line(key),
                         tile.kv_plane);
       }
       wait(smem.value_empty(pipe.stage), pipe.parity ^ 1);
       arrive_expect_tx(value_loaded, Config::kKeyBytes);
 #pragma unroll
       for (int slab = 0; slab < Config::kSlabs; ++slab) {
-        tma_load_planes(p.v_map, smem.value(pipe.stage) + slab * Config::kKeySlab, value_loaded, slab * 64, key,
-                        tile.kv_plane);
+        tma_load_planes(p.v_map, smem.value(pipe.stage) + slab * Config::kKeySlab, value_loaded, slab * 64,
+                        tile.line(key), tile.kv_plane);
       }
     }
   }
@@ -184,7 +297,8 @@ __device__ void clear_hidden_rows(uint32_t block, const uint4& bits) {
   fence_proxy_async();
 }
 
-/// One warp clears the rows of values whose keys are not kept, which may hold NaN: 0 * NaN would reach o.
+/// One warp clears the rows of values whose keys are not kept, or that lie behind the sequence, which may hold NaN:
+/// 0 * NaN would reach o.
 template <typename Config, typename T>
 __device__ void clear_hidden_values(const ForwardParams<T>& p, const AttentionSmem<Config>& smem) {
   const int lane = threadIdx.x % kWarp;
@@ -195,12 +309,16 @@ __device__ void clear_hidden_values(const ForwardParams<T>& p, const AttentionSm
     const uint32_t index = smem.tiles[queries.stage];
     __syncwarp();
     if (lane == 0) arrive(smem.query_empty(queries.stage));
-    if (index >= p.tiles) return;
-    const AttentionTile tile(p, index);
+    if (index >= AttentionTile<Config>::count(p)) return;
+    const AttentionTile<Config> tile(p, index);
     for (int i = 0; i < tile.blocks; ++i, pipe.advance()) {
       const uint32_t block = tile.block(p, i);
       wait(smem.value_loaded(pipe.stage), pipe.parity);
-      if ((block & kMixed) != 0) {
+      if constexpr (Config::kIsListed) {
+        const int n = tile.listed.n_keys - i * kKeys;
+        if (n < kKeys) clear_from<Config::kSlabs>(smem.value(pipe.stage), n);
+        if (Config::kSource == Source::any_pages) fence_proxy_async();
+      } else if ((block & kMixed) != 0) {
         const uint4 bits = p.lists.bits[tile.batch * p.lists.n_blocks + static_cast<int>(block & ~kMixed)];
         clear_hidden_rows<Config::kSlabs>(smem.value(pipe.stage), bits);
       }
@@ -213,7 +331,7 @@ __device__ void clear_hidden_values(const ForwardParams<T>& p, const AttentionSm
 /// A consumer warpgroup's part of a tile: rows of it, and where they are stored.
 template <typename Config, typename T>
 struct ConsumerTile {
-  AttentionTile tile;
+  AttentionTile<Config> tile;
   uint32_t buffer;  ///< of the queries
   int visible[2];   ///< of this thread's rows
   int all_visible;  ///< keys below this one are visible to all rows
@@ -227,11 +345,11 @@ struct ConsumerTile {
   __device__ int plane(const ForwardParams<T>& p, int half) const { return row(half) / p.rows_per_plane; }
   /// Whether this thread's row exists.
   __device__ bool exists(const ForwardParams<T>& p, int half) const {
-    return plane(p, half) < tile.planes && query(p, half) < p.q_seq;
+    return plane(p, half) < tile.planes && query(p, half) < tile.end_query(p);
   }
   /// Its number among all rows of o.
   __device__ int64_t index(const ForwardParams<T>& p, int half) const {
-    return int64_t{tile.first_plane + plane(p, half)} * p.q_seq + query(p, half);
+    return tile.row(p, plane(p, half), query(p, half));
   }
   __device__ void find_visible(const ForwardParams<T>& p) {
     visible[0] = tile.visible(p, query(p, 0)), visible[1] = tile.visible(p, query(p, 1));
@@ -240,7 +358,7 @@ struct ConsumerTile {
 };
 
 /// Stores the 64 rows of a warpgroup, through the tile's queries in shared memory where rows of a warp are neighbours
-/// in one plane. Returns whether the buffer is still being read.
+/// in one plane, and end where it does if not all exist. Returns whether the buffer is still being read.
 template <typename Config, typename T>
 __device__ __forceinline__ bool store_rows(const ForwardParams<T>& p, const AttentionSmem<Config>& smem,
                                            const ConsumerTile<Config, T>& at, const float (&o)[Config::kHeadDim / 2]) {
@@ -249,22 +367,24 @@ __device__ __forceinline__ bool store_rows(const ForwardParams<T>& p, const Atte
   pack_sums<T>(o, packed);
   if (p.planes_per_tile == 1) {
     named_barrier_sync(1 + warp / 4, kWarpgroup);  // all warps have read their queries
-#pragma unroll
-    for (int slab = 0; slab < Config::kSlabs; ++slab) {
-      stage_box(packed + slab * 16, smem.query(at.buffer) + slab * Config::kQuerySlab + warp * 16 * 128);
-    }
-    fence_proxy_async();
-    __syncwarp();
     const int query = at.tile.first_query + warp * 16;
-    if (lane == 0 && query < p.q_seq) {
+    if (!Config::kIsListed || query + 16 <= at.tile.end_query(p)) {
 #pragma unroll
       for (int slab = 0; slab < Config::kSlabs; ++slab) {
-        tma_store_planes(p.o_map, smem.query(at.buffer) + slab * Config::kQuerySlab + warp * 16 * 128, slab * 64, query,
-                         at.tile.first_plane);
+        stage_box(packed + slab * 16, smem.query(at.buffer) + slab * Config::kQuerySlab + warp * 16 * 128);
       }
-      tma_store_commit();
+      fence_proxy_async();
+      __syncwarp();
+      if (lane == 0 && query < at.tile.end_query(p)) {
+#pragma unroll
+        for (int slab = 0; slab < Config::kSlabs; ++slab) {
+          tma_store_planes(p.o_map, smem.query(at.buffer) + slab * Config::kQuerySlab + warp * 16 * 128, slab * 64,
+                           query, at.tile.first_plane);
+        }
+        tma_store_commit();
+      }
+      return true;
     }
-    return true;
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -298,9 +418,13 @@ __device__ __forceinline__ void consume(const ForwardParams<T>& p, const Attenti
   using ValueLayout = SmemLayout<false, kHeadDim, kKeys>;
   const int lane = threadIdx.x % kWarp;
   const int group = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kWarpgroup), 0);
-  const bool is_masked = p.lists.listed != nullptr;
+  const bool is_masked = !Config::kIsListed && p.lists.listed != nullptr;
   const auto value_full = [&](uint32_t stage) {
-    return is_masked ? smem.value_cleared(stage) : smem.value_loaded(stage);
+    return Config::kIsListed || is_masked ? smem.value_cleared(stage) : smem.value_loaded(stage);
+  };
+  const auto await_keys = [&](uint32_t stage, uint32_t parity) {
+    wait(smem.key_full(stage), parity);
+    if (Config::kSource == Source::any_pages) fence_proxy_async();
   };
 
   float score[kScores], o[kHeadDim / 2];
@@ -325,8 +449,8 @@ __device__ __forceinline__ void consume(const ForwardParams<T>& p, const Attenti
     for (;; queries.advance()) {
       wait(smem.query_full(queries.stage), queries.parity);
       const uint32_t index = smem.tiles[queries.stage];
-      if (index >= p.tiles) return false;
-      at.tile = AttentionTile(p, index), at.buffer = queries.stage;
+      if (index >= AttentionTile<Config>::count(p)) return false;
+      at.tile = AttentionTile<Config>(p, index), at.buffer = queries.stage;
       if (at.tile.blocks > 0) break;
       store_zeros(p, at);
       __syncwarp();
@@ -362,12 +486,20 @@ __device__ __forceinline__ void consume(const ForwardParams<T>& p, const Attenti
       const int visible[2] = {at.visible[0] - first, at.visible[1] - first};
       hide_from(score, visible);
     }
-    if ((block & kMixed) != 0) {
+    if (!Config::kIsListed && (block & kMixed) != 0) {
       hide_unset(score, p.lists.bits[at.tile.batch * p.lists.n_blocks + static_cast<int>(block & ~kMixed)]);
     }
   };
-  // Stores the rows of the tile `of`, whose sums are complete.
-  const auto finish = [&](const ConsumerTile<Config, T>& of, const float(&reciprocal)[2], const bool(&any)[2]) {
+  // Packed sequences with three warpgroups: registers are short, so a tile is read again where its rows are stored. Its
+  // number is there until its buffer is released.
+  constexpr bool kReadsAgain = Config::kIsListed && Config::kConsumers == 3;
+  const auto whole = [&](ConsumerTile<Config, T> of) {
+    if constexpr (kReadsAgain) of.tile = AttentionTile<Config>(p, smem.tiles[of.buffer]);
+    return of;
+  };
+  // Stores the rows of the tile `at_end`, whose sums are complete.
+  const auto finish = [&](const ConsumerTile<Config, T>& at_end, const float(&reciprocal)[2], const bool(&any)[2]) {
+    const ConsumerTile<Config, T> of = whole(at_end);
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= reciprocal[i / 2 % 2];
     if (!any[0] || !any[1]) {  // whatever the values that other rows see
@@ -383,7 +515,7 @@ __device__ __forceinline__ void consume(const ForwardParams<T>& p, const Attenti
   };
 
   if (!next_tile()) return;
-  wait(smem.key_full(keys.stage), keys.parity);
+  await_keys(keys.stage, keys.parity);
   wgmma_fence();
   begin_scores();
   wgmma_wait_group<0>();
@@ -404,14 +536,15 @@ __device__ __forceinline__ void consume(const ForwardParams<T>& p, const Attenti
     bool any[2];
     if (is_last) {
       done = at;
+      const ConsumerTile<Config, T> of = whole(at);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float sum = whole_sum(rows.sum[half]);
         reciprocal[half] = __frcp_rn(sum);
         any[half] = (is_masked ? p.lists.first_kept[at.tile.batch] : 0) < at.visible[half];
-        if (p.lse != nullptr && lane % 4 == 0 && at.exists(p, half)) {
+        if (p.lse != nullptr && lane % 4 == 0 && of.exists(p, half)) {
           const float lse = sum == 0.0f ? NAN : (rows.reference<T>(half) + log2f(sum)) * p.lse_unit;
-          p.lse[at.index(p, half)] = any[half] ? lse : -INFINITY;
+          p.lse[of.index(p, half)] = any[half] ? lse : -INFINITY;
         }
       }
       if (!next_tile()) {
@@ -428,7 +561,7 @@ __device__ __forceinline__ void consume(const ForwardParams<T>& p, const Attenti
     } else {
       ++i;
     }
-    wait(smem.key_full(keys.stage), keys.parity);
+    await_keys(keys.stage, keys.parity);
     wait(value_full(values.stage), values.parity);
     wgmma_fence();
     begin_scores();
@@ -474,6 +607,8 @@ __global__ __launch_bounds__(Config::kThreads, 1) void attention_forward(const _
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kWarp), 0);
   const int lane = threadIdx.x % kWarp;
   constexpr int kFirstProducerWarp = Config::kConsumers * 4, kArrivals = Config::kConsumers * 4;
+  constexpr int kLoaders = Config::kSource == Source::any_pages ? kWarp : 1;
+  const bool clears = Config::kIsListed || p.lists.listed != nullptr;
   if (warp == kFirstProducerWarp && lane == 0) {
     prefetch_tensor_map(p.q_map);
     prefetch_tensor_map(p.k_map);
@@ -481,27 +616,27 @@ __global__ __launch_bounds__(Config::kThreads, 1) void attention_forward(const _
     prefetch_tensor_map(p.o_map);
     for (int buffer = 0; buffer < 2; ++buffer) {
       init_barrier(smem.query_full(buffer), 1);
-      init_barrier(smem.query_empty(buffer), kArrivals + (p.lists.listed != nullptr));
+      init_barrier(smem.query_empty(buffer), kArrivals + clears);
     }
     for (int stage = 0; stage < Config::kStages; ++stage) {
-      init_barrier(smem.key_full(stage), 1);
+      init_barrier(smem.key_full(stage), kLoaders);
       init_barrier(smem.key_empty(stage), kArrivals);
       init_barrier(smem.value_empty(stage), kArrivals);
-      init_barrier(smem.value_loaded(stage), 1);
+      init_barrier(smem.value_loaded(stage), kLoaders);
       init_barrier(smem.value_cleared(stage), 1);
     }
     fence_barrier_init();
   }
   __syncthreads();
   if (warp >= kFirstProducerWarp) {
-    setmaxnreg_dec<Config::kProducerRegisters>();
+    if constexpr (Config::kUsesSetmaxnreg) setmaxnreg_dec<Config::kProducerRegisters>();
     if (warp == kFirstProducerWarp) {
-      if (lane == 0) produce(p, smem);
-    } else if (warp == kFirstProducerWarp + 1 && p.lists.listed != nullptr) {
+      if (Config::kIsPaged || lane == 0) produce(p, smem);
+    } else if (warp == kFirstProducerWarp + 1 && clears) {
       clear_hidden_values(p, smem);
     }
   } else {
-    setmaxnreg_inc<Config::kConsumerRegisters>();
+    if constexpr (Config::kUsesSetmaxnreg) setmaxnreg_inc<Config::kConsumerRegisters>();
     consume(p, smem);
   }
 }
@@ -553,6 +688,37 @@ KeyLists launch_list_keys(const ForwardCall<T>& call) {
   return lists;
 }
 
+/// Heads of a group that share a tile, `most` of them or fewer, so that their keys are loaded once: one, unless there
+/// are few queries.
+template <typename Config>
+int planes_per_tile(int64_t group, int64_t queries, int most) {
+  int planes = 1;
+  while (planes < group && planes < most && Config::kRows / (planes * 2) >= queries) planes *= 2;
+  return planes;
+}
+
+/// Divides the heads into units of heads that share tiles, and these into sections. `kv_size`: elements of the keys of
+/// a head.
+template <typename T>
+void divide_heads(ForwardParams<T>& p, int64_t kv_planes, int64_t kv_size, int64_t section_bytes) {
+  p.units_per_kv_head = static_cast<int>(ceil_div(p.group, p.planes_per_tile));
+  p.units = static_cast<uint32_t>(kv_planes * p.units_per_kv_head);
+  const int64_t kv_bytes = 2 * kv_size * static_cast<int64_t>(sizeof(T));
+  const int64_t kv_heads = std::max<int64_t>(1, section_bytes / kv_bytes);
+  p.units_per_section = static_cast<uint32_t>(std::min<int64_t>(p.units, kv_heads * p.units_per_kv_head));
+}
+
+/// `blocks`: of the grid for so many tiles.
+template <typename Config, typename T>
+cudaError_t prepare_launch(int64_t tiles, int max_blocks, int& blocks) {
+  int device = 0, n_sms = 0;
+  if (const auto error = cudaGetDevice(&device)) return error;
+  if (const auto error = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device)) return error;
+  blocks = static_cast<int>(std::min<int64_t>({tiles, n_sms, max_blocks}));
+  constexpr auto function = attention_forward<Config, T>;
+  return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kDynamicSmemBytes);
+}
+
 /// Enqueues. has_forward() must hold.
 template <typename Config, typename T>
 cudaError_t launch_forward(const ForwardCall<T>& call) {
@@ -562,17 +728,9 @@ cudaError_t launch_forward(const ForwardCall<T>& call) {
   p.kv_heads = static_cast<int>(s.kv_heads);
   p.group = static_cast<int>(s.group()), p.q_seq = static_cast<int>(s.q_seq), p.kv_seq = static_cast<int>(s.kv_seq);
   p.c = s.scale * kLog2E, p.lse_unit = call.lse_unit, p.causal = s.causal;
-  // Few queries: heads of a group share a tile, so that their keys are loaded once.
-  p.planes_per_tile = 1;
-  while (p.planes_per_tile < p.group && p.planes_per_tile < 8 && Config::kRows / (p.planes_per_tile * 2) >= s.q_seq) {
-    p.planes_per_tile *= 2;
-  }
+  p.planes_per_tile = planes_per_tile<Config>(s.group(), s.q_seq, 8);
   p.rows_per_plane = Config::kRows / p.planes_per_tile;
-  p.units_per_kv_head = static_cast<int>(ceil_div(p.group, p.planes_per_tile));
-  p.units = static_cast<uint32_t>(s.batch * s.kv_heads * p.units_per_kv_head);
-  const int64_t kv_bytes = 2 * s.kv_seq * s.width * static_cast<int64_t>(sizeof(T));
-  const int64_t kv_heads = std::max<int64_t>(1, call.section_bytes / kv_bytes);
-  p.units_per_section = static_cast<uint32_t>(std::min<int64_t>(p.units, kv_heads * p.units_per_kv_head));
+  divide_heads(p, s.batch * s.kv_heads, s.kv_seq * s.width, call.section_bytes);
   p.q_tiles = static_cast<uint32_t>(ceil_div(s.q_seq, p.rows_per_plane));
   p.tiles = p.units * p.q_tiles;
 
@@ -587,15 +745,9 @@ cudaError_t launch_forward(const ForwardCall<T>& call) {
       !make_tensor_map<T>(p.o_map, stack(call.o, s.q_seq, s.heads()), 16, 1, L2Promotion::none)) {
     return cudaErrorInvalidValue;
   }
-  int device = 0, n_sms = 0;
-  if (const auto error = cudaGetDevice(&device)) return error;
-  if (const auto error = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device)) return error;
-  const auto blocks = std::min<int64_t>({p.tiles, n_sms, call.max_blocks});
-  constexpr auto function = attention_forward<Config, T>;
-  if (const auto error =
-          cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kDynamicSmemBytes))
-    return error;
-  if (call.has_counter && blocks < p.tiles) {
+  int blocks = 0;
+  if (const auto error = prepare_launch<Config, T>(p.tiles, call.max_blocks, blocks)) return error;
+  if (call.has_counter && blocks < static_cast<int64_t>(p.tiles)) {
     p.counter = reinterpret_cast<unsigned*>(call.workspace);
     if (const auto error = cudaMemsetAsync(p.counter, 0, sizeof(*p.counter), call.stream)) return error;
   }

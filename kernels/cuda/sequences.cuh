@@ -29,10 +29,10 @@ struct SequenceTile {
 };
 
 /// Tile number `block` of the sequences with these bounds, in a grid of tiles_of() blocks: the tiles of sequence s
-/// begin at bounds[s] / 32 + s, which leaves room for all of them, whatever the lengths.
+/// begin at bounds[s] / rows + s, which leaves room for all of them, whatever the lengths.
 __device__ inline SequenceTile tile_of(const int32_t* __restrict__ bounds, int64_t sequences, int64_t tokens,
-                                       int64_t block) {
-  const auto first_tile = [&](int64_t s) { return bounds[s] / kTile + s; };
+                                       int64_t block, int rows = kTile) {
+  const auto first_tile = [&](int64_t s) { return bounds[s] / rows + s; };
   int64_t low = 0, high = sequences;
   while (low < high) {
     const int64_t middle = (low + high + 1) / 2;
@@ -43,10 +43,10 @@ __device__ inline SequenceTile tile_of(const int32_t* __restrict__ bounds, int64
     }
   }
   const int64_t begin = bounds[low], end = low < sequences ? bounds[low + 1] : tokens;
-  return {low, begin, end - begin, (block - first_tile(low)) * kTile};
+  return {low, begin, end - begin, (block - first_tile(low)) * rows};
 }
 
-inline int64_t tiles_of(int64_t tokens, int64_t sequences) { return tokens / kTile + sequences + 1; }
+inline int64_t tiles_of(int64_t tokens, int64_t sequences, int rows = kTile) { return tokens / rows + sequences + 1; }
 
 /// Keys or values in a tensor [tokens, kv_heads, width].
 template <typename T>

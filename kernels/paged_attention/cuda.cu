@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // paged_attention / cuda: attention of every packed sequence over the keys in its pages, on the tiles of
-// cuda/attention.cuh; forward only. Compiled for sm_80 and sm_90a, never run on a GPU.
+// cuda/attention.cuh; forward only.
 //   inputs: q, k_cache, v_cache, cu_seqlens_q, block_table, seq_lens, sinks     outputs: o, lse
 //   q, o: [tokens_q, q_heads, head_dim]   k_cache, v_cache: [pages, page_size, kv_heads, head_dim]   f32|f16|bf16
 //   cu_seqlens_q: [seqs + 1] i32, from 0 on, not decreasing, at most the tokens   block_table: [seqs, max_pages] i32
@@ -10,94 +10,17 @@
 //   Limits: contiguous, head_dim <= 256, q_heads a multiple of kv_heads. Workspace: none.
 //   Expected error: that of attention of one sequence. A query's bits are those of attention over its keys: they depend
 //   neither on the pages that these lie in, nor on the queries of the same launch.
-#include "cuda/sequences.cuh"
+#include "paged_attention/portable.cuh"
 
 namespace checkop::kernels {
 namespace {
 
-/// Keys or values of one head of a sequence.
-template <typename T>
-struct PageRows {
-  T* first;  // of page 0
-  const int32_t* __restrict__ pages;
-  int64_t page_size, stride;  // elements from one key to the next in a page
-  int width;
-
-  __device__ T* operator[](int64_t row) const {
-    return first + (pages[row / page_size] * page_size + row % page_size) * stride;
-  }
-};
-
-/// Keys and values in caches [pages, page_size, kv_heads, width].
-template <typename T>
-struct PagedKeys {
-  T *k, *v;
-  const int32_t *table, *lengths;
-  int64_t sequences, max_pages, page_size;
-
-  __device__ int64_t count(int64_t s) const { return s < sequences ? lengths[s] : 0; }
-  __device__ PageRows<T> rows(T* all, const AttentionParams& p, int64_t s, int64_t kv_head) const {
-    return {all + kv_head * p.width, table + s * max_pages, page_size, p.kv_heads * p.width, p.width};
-  }
-  __device__ PageRows<T> keys(const AttentionParams& p, int64_t s, int64_t head) const { return rows(k, p, s, head); }
-  __device__ PageRows<T> values(const AttentionParams& p, int64_t s, int64_t head) const { return rows(v, p, s, head); }
-};
-
-checkop_status check_paged(const checkop_call* call, AttentionParams& p) {
-  CallCheck check(call);
-  if (check.counts(7, 2).failed()) return check.status();
-  const checkop_tensor &q = call->inputs[0], &k = call->inputs[1], &v = call->inputs[2], &bounds = call->inputs[3],
-                       &table = call->inputs[4], &lengths = call->inputs[5], &o = call->outputs[0],
-                       &lse = call->outputs[1];
-  check.rank_at_least(q, "q", 3).rank_at_least(k, "k_cache", 4).rank_at_least(bounds, "cu_seqlens_q", 1);
-  if (check.rank_at_least(table, "block_table", 2).failed()) return check.status();
-  if (q.rank != 3) return say(call, CHECKOP_FAILED, "tensor 'q': rank %d, expected 3", q.rank);
-  const int64_t sequences = bounds.shape[0] - 1;
-  check.float_dtype(q, "q").contiguous(q, "q");
-  const std::initializer_list<int64_t> cache{k.shape[0], k.shape[1], k.shape[2], q.shape[2]};
-  check.dtype(k, "k_cache", q.dtype).shape(k, "k_cache", q, 0, cache).contiguous(k, "k_cache");
-  check.dtype(v, "v_cache", q.dtype).shape(v, "v_cache", q, 0, cache).contiguous(v, "v_cache");
-  check.dtype(bounds, "cu_seqlens_q", CHECKOP_I32).shape(bounds, "cu_seqlens_q", bounds, 1, {});
-  check.contiguous(bounds, "cu_seqlens_q");
-  check.dtype(table, "block_table", CHECKOP_I32).shape(table, "block_table", q, 0, {sequences, table.shape[1]});
-  check.contiguous(table, "block_table");
-  check.dtype(lengths, "seq_lens", CHECKOP_I32).shape(lengths, "seq_lens", q, 0, {sequences});
-  check.contiguous(lengths, "seq_lens");
-  check.dtype(o, "o", q.dtype).shape(o, "o", q, 3, {}).contiguous(o, "o");
-  if (lse.data != nullptr) {
-    check.dtype(lse, "lse", CHECKOP_F32).shape(lse, "lse", q, 2, {}).contiguous(lse, "lse");
-  }
-  const checkop_tensor& sinks = call->inputs[6];
-  if (sinks.data != nullptr) {
-    check.dtype(sinks, "sinks", q.dtype).shape(sinks, "sinks", q, 0, {q.shape[1]}).contiguous(sinks, "sinks");
-  }
-  if (check.failed()) return check.status();
-  return shared_params(call, q, k.shape[2], p);
-}
+using namespace paged_attention;  // NOLINT: the passes of this operator
 
 checkop_status launch_forward(const checkop_call* call) {
   AttentionParams p;
   if (auto status = check_paged(call, p)) return status;
-  return with_width(call, p.width, [&](auto tag, auto width) {
-    using T = typename decltype(tag)::type;
-    constexpr int kChunks = decltype(width)::value, kBytes = Tiles<kChunks>::bytes(2, 1);
-    const checkop_tensor* in = call->inputs;
-    const int64_t sequences = in[3].shape[0] - 1, tokens = in[0].shape[0];
-    const PagedKeys<const T> keys{static_cast<const T*>(in[1].data),
-                                  static_cast<const T*>(in[2].data),
-                                  static_cast<const int32_t*>(in[4].data),
-                                  static_cast<const int32_t*>(in[5].data),
-                                  sequences,
-                                  in[4].shape[1],
-                                  in[1].shape[1]};
-    const auto kernel = sequences_forward<T, kChunks, PagedKeys<const T>>;
-    if (auto s = allow_shared(call, kernel, kBytes)) return s;
-    kernel<<<sequences_grid(tokens, sequences, p.q_heads), kThreads, kBytes, static_cast<cudaStream_t>(call->stream)>>>(
-        p, static_cast<const int32_t*>(in[3].data), sequences, tokens, static_cast<const T*>(in[0].data), keys,
-        static_cast<const T*>(in[6].data), static_cast<T*>(call->outputs[0].data),
-        static_cast<float*>(call->outputs[1].data));
-    return launch_status(call, "launch paged_attention forward");
-  });
+  return launch_portable(call, p);
 }
 
 constexpr checkop_kernel kKernels[] = {

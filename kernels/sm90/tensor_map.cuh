@@ -65,18 +65,20 @@ bool make_tensor_map(CUtensorMap& map, const Matrix& matrix, int box_length, int
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/// `planes` contiguous matrices of `lines` lines by `length` elements, one after the other. Boxes end where a plane
-/// does.
+/// `planes` matrices of `lines` lines by `length` elements: by default contiguous ones, one after the other. Boxes end
+/// where a plane does.
 struct Planes {
   const void* data;
   int64_t length, lines, planes;
+  int64_t ld = length, plane_ld = lines * ld;  ///< elements from a line, or a plane, to the next
 };
 
 template <typename T>
 bool has_tensor_map(const Planes& stack) {
   constexpr int64_t kMaxExtent = int64_t{1} << 30, kMaxStride = int64_t{1} << 39;
-  return has_tensor_map<T>(Matrix{stack.data, stack.length, stack.lines, stack.length}) && stack.planes > 0 &&
-         stack.planes <= kMaxExtent && stack.lines * stack.length * static_cast<int64_t>(sizeof(T)) < kMaxStride;
+  const int64_t plane_stride = stack.plane_ld * static_cast<int64_t>(sizeof(T));
+  return has_tensor_map<T>(Matrix{stack.data, stack.length, stack.lines, stack.ld}) && stack.planes > 0 &&
+         stack.planes <= kMaxExtent && plane_stride % 16 == 0 && plane_stride < kMaxStride;
 }
 
 /// Makes a map for boxes of `box_planes` planes by `box_lines` lines by 128 bytes, swizzled. Elements outside the
@@ -85,10 +87,10 @@ template <typename T>
 bool make_tensor_map(CUtensorMap& map, const Planes& stack, int box_lines, int box_planes, L2Promotion promotion) {
   const auto encode = tensor_map_encoder();
   if (encode == nullptr) return false;
-  const auto line_bytes = static_cast<cuuint64_t>(stack.length) * sizeof(T);
   const cuuint64_t extents[] = {static_cast<cuuint64_t>(stack.length), static_cast<cuuint64_t>(stack.lines),
                                 static_cast<cuuint64_t>(stack.planes)};
-  const cuuint64_t strides[] = {line_bytes, line_bytes * extents[1]};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(stack.ld) * sizeof(T),
+                                static_cast<cuuint64_t>(stack.plane_ld) * sizeof(T)};
   const cuuint32_t box[] = {128 / sizeof(T), static_cast<cuuint32_t>(box_lines), static_cast<cuuint32_t>(box_planes)};
   const cuuint32_t steps[] = {1, 1, 1};
   return encode(&map, tensor_map_type<T>(), 3, const_cast<void*>(stack.data), extents, strides, box, steps,

@@ -9,12 +9,12 @@
 //   head_dim <= 256, q_heads a multiple of kv_heads. Workspace: forward none; backward tokens_q * q_heads * 12 bytes
 //   (max, 1/sum and D of every query). Expected error: that of attention of one sequence. A sequence's bits are those
 //   of attention of it alone.
-#include "cuda/sequences.cuh"
+#include "varlen_attention/portable.cuh"
 
 namespace checkop::kernels {
 namespace {
 
-constexpr int kOfSinks = 5;
+using namespace varlen_attention;  // NOLINT: the passes of this operator
 
 /// dq of a tile of queries, and their max, 1/sum and D for the keys' gradients, as attention_dq computes them.
 template <typename T, int kChunks>
@@ -145,75 +145,30 @@ __global__ __launch_bounds__(kThreads) void varlen_dkdv(AttentionParams p, const
   }
 }
 
-size_t stats_bytes_of(const checkop_tensor& q) {
-  return q.rank == 3 ? static_cast<size_t>(q.shape[0] * q.shape[1]) * sizeof(QueryStats) : 0;
-}
-
 size_t backward_workspace(const checkop_call* call) { return call->n_inputs > 0 ? stats_bytes_of(call->inputs[0]) : 0; }
 
-checkop_status check_varlen(const checkop_call* call, bool backward, AttentionParams& p) {
-  CallCheck check(call);
-  if (check.counts(backward ? 8 : 6, backward ? 4 : 2).failed()) return check.status();
-  const checkop_tensor &q = call->inputs[0], &k = call->inputs[1], &v = call->inputs[2], &q_bounds = call->inputs[3],
-                       &k_bounds = call->inputs[4];
-  if (check.rank_at_least(q, "q", 3).rank_at_least(k, "k", 3).rank_at_least(q_bounds, "cu_seqlens_q", 1).failed())
-    return check.status();
-  if (q.rank != 3) return say(call, CHECKOP_FAILED, "tensor 'q': rank %d, expected 3", q.rank);
-  const auto like = [&](const checkop_tensor& t, const char* name, const checkop_tensor& other, int64_t heads) {
-    check.dtype(t, name, q.dtype).shape(t, name, other, 1, {heads, q.shape[2]}).contiguous(t, name);
-  };
-  check.float_dtype(q, "q").contiguous(q, "q");
-  like(k, "k", k, k.shape[1]), like(v, "v", k, k.shape[1]);
-  check.dtype(q_bounds, "cu_seqlens_q", CHECKOP_I32).shape(q_bounds, "cu_seqlens_q", q_bounds, 1, {});
-  check.contiguous(q_bounds, "cu_seqlens_q");
-  if (k_bounds.data != nullptr) {
-    check.dtype(k_bounds, "cu_seqlens_k", CHECKOP_I32).shape(k_bounds, "cu_seqlens_k", q_bounds, 1, {});
-    check.contiguous(k_bounds, "cu_seqlens_k");
-  }
-  const auto check_rows = [&](const checkop_tensor& t, const char* name) {
-    if (t.data != nullptr) check.dtype(t, name, CHECKOP_F32).shape(t, name, q, 2, {}).contiguous(t, name);
-  };
-  const auto check_of_heads = [&](const checkop_tensor& t, const char* name) {
-    if (t.data != nullptr) check.dtype(t, name, q.dtype).shape(t, name, q, 0, {q.shape[1]}).contiguous(t, name);
-  };
-  check_of_heads(call->inputs[kOfSinks], "sinks");
-  like(call->outputs[0], backward ? "dq" : "o", q, q.shape[1]);
-  if (!backward) check_rows(call->outputs[1], "lse");
-  if (backward) {
-    like(call->inputs[6], "grad_o", q, q.shape[1]);
-    check_rows(call->inputs[7], "grad_lse"), check_of_heads(call->outputs[3], "dsinks");
-    like(call->outputs[1], "dk", k, k.shape[1]), like(call->outputs[2], "dv", k, k.shape[1]);
-    check.workspace(stats_bytes_of(q));
-  }
-  if (check.failed()) return check.status();
-  return shared_params(call, q, k.shape[1], p);
+checkop_status launch_forward(const checkop_call* call) {
+  AttentionParams p;
+  if (auto status = check_varlen(call, false, p)) return status;
+  return launch_portable(call, p);
 }
 
-checkop_status launch(const checkop_call* call, bool backward) {
+checkop_status launch_backward(const checkop_call* call) {
   AttentionParams p;
-  if (auto status = check_varlen(call, backward, p)) return status;
+  if (auto status = check_varlen(call, true, p)) return status;
   return with_width(call, p.width, [&](auto tag, auto width) {
     using T = typename decltype(tag)::type;
     constexpr int kChunks = decltype(width)::value;
     auto* stream = static_cast<cudaStream_t>(call->stream);
     const checkop_tensor* in = call->inputs;
     const auto* q_bounds = static_cast<const int32_t*>(in[3].data);
-    const auto* k_bounds = in[4].data == nullptr ? q_bounds : static_cast<const int32_t*>(in[4].data);
     const int64_t sequences = in[3].shape[0] - 1, tokens_q = in[0].shape[0], tokens_k = in[1].shape[0];
     const auto* q = static_cast<const T*>(in[0].data);
     const auto* sinks = static_cast<const T*>(in[kOfSinks].data);
-    const PackedKeys<const T> keys{static_cast<const T*>(in[1].data), static_cast<const T*>(in[2].data), k_bounds,
-                                   sequences};
+    const PackedKeys<const T> keys{static_cast<const T*>(in[1].data), static_cast<const T*>(in[2].data),
+                                   key_bounds(call), sequences};
     const auto output = [&](int i) { return static_cast<T*>(call->outputs[i].data); };
     const dim3 of_queries = sequences_grid(tokens_q, sequences, p.q_heads);
-    if (!backward) {
-      constexpr int kBytes = Tiles<kChunks>::bytes(2, 1);
-      const auto kernel = sequences_forward<T, kChunks, PackedKeys<const T>>;
-      if (auto s = allow_shared(call, kernel, kBytes)) return s;
-      kernel<<<of_queries, kThreads, kBytes, stream>>>(p, q_bounds, sequences, tokens_q, q, keys, sinks, output(0),
-                                                       static_cast<float*>(call->outputs[1].data));
-      return launch_status(call, "launch varlen_attention forward");
-    }
     constexpr int kBytes = Tiles<kChunks>::bytes(4, 2);
     const auto* grad = static_cast<const T*>(in[6].data);
     const auto* grad_lse = static_cast<const float*>(in[7].data);
@@ -233,9 +188,6 @@ checkop_status launch(const checkop_call* call, bool backward) {
     return launch_status(call, "launch varlen_attention dsinks");
   });
 }
-
-checkop_status launch_forward(const checkop_call* call) { return launch(call, false); }
-checkop_status launch_backward(const checkop_call* call) { return launch(call, true); }
 
 constexpr checkop_kernel kKernels[] = {
     {sizeof(checkop_kernel), "cuda", "varlen_attention", "forward", CHECKOP_CUDA, 80, 0, nullptr, launch_forward},

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the attention kernels on Hopper have in common beyond their inputs: the cases that they compute, and those that
+// they decline.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/attention_tile.cuh"
+
+namespace checkop::kernels::attention::hopper {
+
+/// The kernels know no window, no soft cap and no sinks.
+inline checkop_status decline_options(const checkop_call* call, const AttentionParams& shape,
+                                      const checkop_tensor& sinks) {
+  const bool has_window = shape.window_left >= 0 || (!shape.causal && shape.window_right >= 0);
+  if (has_window) return say(call, CHECKOP_UNSUPPORTED, "window_left and window_right: only -1 is supported");
+  if (!shape.cap.is_none()) return say(call, CHECKOP_UNSUPPORTED, "softcap: only 0 is supported");
+  if (sinks.data != nullptr) return say(call, CHECKOP_UNSUPPORTED, "sinks are not supported");
+  return CHECKOP_OK;
+}
+
+/// Whether the kernels have this head_dim and scale.
+inline bool has_shape(const AttentionParams& shape) {
+  return shape.scale > 0 && shape.scale < 1e30f && (shape.width == 64 || shape.width == 128);
+}
+
+/// CHECKOP_OK if all 16-bit arrays begin at multiples of 16 bytes.
+inline checkop_status check_alignment(const checkop_call* call) {
+  const auto check = [&](const checkop_tensor* tensors, int32_t n) {
+    return std::all_of(tensors, tensors + n, [&](const checkop_tensor& tensor) {
+      return tensor.dtype != call->inputs[0].dtype || reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0;
+    });
+  };
+  if (check(call->inputs, call->n_inputs) && check(call->outputs, call->n_outputs)) return CHECKOP_OK;
+  return say(call, CHECKOP_UNSUPPORTED, "16-bit tensors that do not begin at a multiple of 16 bytes");
+}
+
+}  // namespace checkop::kernels::attention::hopper
