@@ -210,7 +210,7 @@ run_sanitize() {
   row sanitizer-control "$seen" 0 sanitizer-control.log
   # One process per operator. Kernels of libraries are not checked.
   local -A groups=([products-sm90]="cuda-sm90 matmul,det_gemm,lm_head" [linear_logp-sm90]="cuda-sm90 linear_logp"
-    [attention-sm90]="cuda-sm90 attention,varlen_attention,paged_attention")
+    [attention-sm90]="cuda-sm90 attention,varlen_attention,paged_attention" [grouped_gemm-sm90]="cuda-sm90 grouped_gemm")
   local check group candidates ops filter op
   for op in kernels/*/cuda.cu; do
     op=$(basename "$(dirname "$op")")
@@ -259,7 +259,7 @@ run_bench() {
 }
 
 run_products() {
-  rm -f "$out"/bench-{det_gemm,lm_head,linear_logp,linear_policy_loss,attention,varlen_attention,paged_attention}.jsonl
+  rm -f "$out"/bench-{det_gemm,grouped_gemm,lm_head,linear_logp,linear_policy_loss,attention,varlen_attention,paged_attention}.jsonl
   local sizes m k n
   for sizes in $product_sizes; do
     IFS=, read -r m k n <<<"$sizes"
@@ -268,6 +268,13 @@ run_products() {
   for sizes in 4096,4096 4096,12288 12288,4096 14336,4096; do
     IFS=, read -r k n <<<"$sizes"
     bench det_gemm cublas,cuda-sm90 120 --batch 1 --seq 1,8,64,128 --k-dim "$k" --n-dim "$n" --baseline cublas --timing burst
+  done
+  # Rows, experts, columns of a and of c. All rows have an expert; det_gemm multiplies as many rows by one matrix.
+  local experts
+  for sizes in 16384,8,4096,14336 16384,64,2048,1408; do
+    IFS=, read -r m experts k n <<<"$sizes"
+    bench grouped_gemm cuda-sm90 120 --rows "$m" --experts "$experts" --k-dim "$k" --n-dim "$n" --check-grad --ignored-every 0
+    bench det_gemm cuda-sm90 120 --batch 1 --seq "$m" --k-dim "$k" --n-dim "$n" --check-grad
   done
   # The product alone, for comparison with linear_logp. It ignores no row.
   for sizes in $logp_sizes; do

@@ -72,6 +72,14 @@ __device__ inline TileIndex tile_index(uint32_t tile, uint32_t tiles_m, uint32_t
   return {first + within % height, within / height};
 }
 
+/// How many of the last tiles are divided into parts: those that `clusters` would leave over after whole waves, if each
+/// cluster then has at most one part.
+template <typename Config>
+__host__ __device__ constexpr int64_t divided_tiles(int64_t tiles, int64_t clusters) {
+  const int64_t rest = tiles % clusters;
+  return Config::kParts > 1 && rest * Config::kParts <= clusters ? rest : 0;
+}
+
 /// Pipeline state of a thread: its current stage, and the parity of the phase that it waits for.
 template <int stages>
 struct PipelineState {

@@ -22,6 +22,16 @@ __device__ inline void stmatrix_x4(uint32_t address, uint32_t r0, uint32_t r1, u
                : "memory");
 }
 
+/// Reads 16 bytes of shared memory.
+__device__ inline uint4 load_shared(uint32_t address) {
+  uint4 words;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(address)
+               : "memory");
+  return words;
+}
+
 /// Adds the bias to `sum`, whose columns begin at n. Columns outside the matrix stay unchanged.
 template <typename T, int count>
 __device__ __forceinline__ void add_bias(float (&sum)[count], const T* __restrict__ bias, int64_t n, int64_t n_extent) {
@@ -73,6 +83,33 @@ __device__ __forceinline__ void store_staged(const uint32_t* packed, const CUten
     if (m < m_extent && n < n_extent) tma_store(map, buffer, n, m);
     tma_store_commit();
   }
+}
+
+/// As store_staged(), where the rows from m_end on belong to another product and must not be written: TMA stores whole
+/// boxes, so the lanes store the rows of a box that holds fewer.
+template <typename Config, typename Out>
+__device__ __forceinline__ void store_staged_rows(const uint32_t* packed, const CUtensorMap& map, uint32_t buffer,
+                                                  Out* __restrict__ c, int m, int n, int m_end, int n_extent) {
+  const int rows = m_end - m;
+  if (rows >= 16 || rows <= 0) {
+    store_staged<Config>(packed, map, buffer, m, n, m_end, n_extent);
+    return;
+  }
+  constexpr int kColumns = Config::kBoxColumns, kChunks = kColumns / 8;
+  const int lane = threadIdx.x % kWarp;
+  if (lane == 0) tma_store_wait<Config::kStoreBuffers - 1>();
+  __syncwarp();
+  stage_box<kColumns>(packed, buffer);
+  __syncwarp();
+  for (int i = lane; i < rows * kChunks; i += kWarp) {
+    const int row = i / kChunks, chunk = i % kChunks, column = n + chunk * 8;
+    const int swizzle = kColumns == 64 ? row % 8 : row / 2 % 4;
+    if (column >= n_extent) continue;  // a line has whole chunks, or c had no map
+    *reinterpret_cast<uint4*>(c + int64_t{m + row} * n_extent + column) =
+        load_shared(buffer + row * kColumns * 2 + (chunk ^ swizzle) * 16);
+  }
+  __syncwarp();                       // before the buffer is written again
+  if (lane == 0) tma_store_commit();  // of nothing: tma_store_wait() counts boxes
 }
 
 /// A warpgroup stores rows m .. m + 63 and columns n .. n + kN - 1 from its registers. c may have any alignment and

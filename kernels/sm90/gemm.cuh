@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // sum_k a(m, k) * b(n, k) on Hopper: a persistent, warp-specialized kernel. A producer warp (or warpgroup) loads both
 // operands into the stages of a pipeline; one or two consumer warpgroups multiply them. The epilogue decides what
-// happens to the sums: StoreTiles (epilogue.cuh), or one that consumes them in registers. config.cuh says what fixes
-// the bits.
+// happens to the sums: StoreTiles (epilogue.cuh), or one that consumes them in registers. The products decide where the
+// tiles lie: OneProduct, or several whose sizes only the device knows (grouped.cuh). config.cuh says what fixes the
+// bits.
 #pragma once
 
 #include "sm90/epilogue.cuh"
@@ -10,7 +11,28 @@
 
 namespace checkop::kernels::sm90 {
 
-template <typename T, typename Epilogue, bool a_along_k, bool b_along_k>
+/// A block's tile, or part of a tile. Coordinates of its first element:
+struct Tile {
+  int64_t m, n;          ///< in c
+  int64_t a_row, b_row;  ///< in the matrices of the operands; the same if there is one product
+  int64_t a_k, b_k;      ///< likewise, 0 if there is one product
+  int64_t m_end, k;      ///< the end of the rows of its product, and the number of terms
+};
+
+// Interface of the products of a kernel:
+//   kMany                            whether there are many products; only then the two functions below exist
+//   row_tiles()                      the number of tiles along m of all products together
+//   tile<Config>(index_m, rank_m, n) the tile of a cluster's block at place rank_m along m, from column n on
+// With many products, an operand that is not along k may go on past the last term of a product. The kernel replaces
+// what follows in the last slice of k by zeros. An operand along k must end with the last term, so that TMA reads zeros
+// there.
+
+/// The product of two whole operands.
+struct OneProduct {
+  static constexpr bool kMany = false;
+};
+
+template <typename T, typename Epilogue, bool a_along_k, bool b_along_k, typename Products = OneProduct>
 struct GemmParams {
   CUtensorMap a_map, b_map;  ///< set only with Loads::tma
   Epilogue out;
@@ -20,11 +42,26 @@ struct GemmParams {
   uint32_t tiles_m, tiles_n, band;  ///< in tiles of a whole cluster
   uint32_t whole;  ///< of these tiles, the first ones are computed whole, the others in kParts parts of kTailN columns
   int a_lines;     ///< lines per slab of `a` that a block loads if `a` is along k; fewer than a box for few rows
+  Products products;  ///< with many products the kernel computes tiles_m and whole itself
 };
 
-template <typename Config, typename T, typename Epilogue, bool a_along_k, bool b_along_k>
+/// The threads of the consumers set the lines from `valid` on of an operand's tile in shared memory to 0. The operand
+/// is not along k: a line holds one k. Each thread must then call fence_proxy_async(), and all must wait for each
+/// other.
+template <typename Layout, int consumers>
+__device__ void clear_lines(uint8_t* tile, int valid) {
+  const int count = (Layout::kLines - valid) * (Layout::kLine / 16);
+#pragma unroll 1
+  for (int slab = 0; slab < Layout::kSlabs; ++slab) {
+    auto* const to = reinterpret_cast<uint4*>(tile + slab * Layout::kSlab + valid * Layout::kLine);
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += consumers * kWarpgroup) to[i] = uint4{};
+  }
+}
+
+template <typename Config, typename T, typename Epilogue, bool a_along_k, bool b_along_k,
+          typename Products = OneProduct>
 __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
-    const __grid_constant__ GemmParams<T, Epilogue, a_along_k, b_along_k> p) {
+    const __grid_constant__ GemmParams<T, Epilogue, a_along_k, b_along_k, Products> p) {
   using LayoutA = SmemLayout<a_along_k, Config::kM, Config::kBlockK>;
   using LayoutB = SmemLayout<b_along_k, Config::kN, Config::kBlockK>;
   using BoxA = Box<LayoutA, a_along_k, Config::kClusterN>;
@@ -33,6 +70,7 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
   static_assert(LayoutB::kBytes == Config::kParts * PartB::kBytes);
   static_assert(Config::kParts == 1 || !b_along_k || LayoutB::kSlabs == 1);  // the parts of a tile are contiguous
   static_assert(Config::kStageBytes == LayoutA::kBytes + LayoutB::kBytes);
+  static_assert(!Products::kMany || Config::kLoads == Loads::tma);
   extern __shared__ uint8_t dynamic[];
   // Offsets must be the same in all blocks of a cluster: multicast needs that.
   const uint32_t unaligned = shared_address(dynamic);
@@ -68,16 +106,33 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
   const int rank_m = rank % Config::kClusterM, rank_n = rank / Config::kClusterM;
   const uint32_t stride = gridDim.x / Config::kCluster;
   // An item is what a cluster computes at a time: a whole tile or a part of one.
-  const uint32_t items = p.whole + (p.tiles_m * p.tiles_n - p.whole) * Config::kParts;
-  const auto is_part = [&](uint32_t item) { return Config::kParts > 1 && item >= p.whole; };
-  const auto steps = static_cast<int>(ceil_div(p.k, Config::kBlockK));
-  // The first row and column of this block's tile, or part of a tile
-  const auto origin = [&](uint32_t item, int64_t& m, int64_t& n) {
-    const uint32_t part = is_part(item) ? item - p.whole : 0;
-    const uint32_t tile = is_part(item) ? p.whole + part / Config::kParts : item;
-    const TileIndex index = tile_index(tile, p.tiles_m, p.tiles_n, p.band);
-    m = (int64_t{index.m} * Config::kClusterM + rank_m) * Config::kM;
-    n = (int64_t{index.n} * Config::kClusterN + rank_n) * Config::kN + part % Config::kParts * Config::kTailN;
+  uint32_t tiles_m = p.tiles_m, whole = p.whole;
+  if constexpr (Products::kMany) {
+    tiles_m = p.products.row_tiles();
+    whole = tiles_m * p.tiles_n;
+    if constexpr (Config::kParts > 1) {
+      if (p.out.staged) whole -= static_cast<uint32_t>(divided_tiles<Config>(whole, stride));
+    }
+  }
+  const uint32_t items = whole + (tiles_m * p.tiles_n - whole) * Config::kParts;
+  const auto is_part = [&](uint32_t item) { return Config::kParts > 1 && item >= whole; };
+  const auto one_product_steps = static_cast<int>(ceil_div(p.k, Config::kBlockK));
+  const auto steps_of = [&](const Tile& tile) {
+    if constexpr (!Products::kMany) return one_product_steps;
+    return max(static_cast<int>(ceil_div(tile.k, Config::kBlockK)), 1);  // a sum of nothing is 0
+  };
+  const auto tile_of = [&](uint32_t item) -> Tile {
+    const uint32_t part = is_part(item) ? item - whole : 0;
+    const uint32_t tile = is_part(item) ? whole + part / Config::kParts : item;
+    const TileIndex index = tile_index(tile, tiles_m, p.tiles_n, p.band);
+    const int64_t n =
+        (int64_t{index.n} * Config::kClusterN + rank_n) * Config::kN + part % Config::kParts * Config::kTailN;
+    if constexpr (Products::kMany) {
+      return p.products.template tile<Config>(index.m, rank_m, n);
+    } else {
+      const int64_t m = (int64_t{index.m} * Config::kClusterM + rank_m) * Config::kM;
+      return {m, n, m, n, 0, 0, p.a.extent, p.k};
+    }
   };
 
   if (warp >= kFirstProducerWarp) {
@@ -91,21 +146,22 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
         // Rows that are not loaded hold stale data; their results are not stored.
         const int a_lines = a_along_k ? p.a_lines : BoxA::kLines;
         for (uint32_t item = blockIdx.x / Config::kCluster; item < items; item += stride) {
-          int64_t m, n;
-          origin(item, m, n);
+          const Tile tile = tile_of(item);
+          const int steps = steps_of(tile);
           const int parts = is_part(item) ? 1 : Config::kParts;
           const int stage_bytes = parts * PartB::kBytes + a_lines * BoxA::kCount * Config::kClusterN * LayoutA::kLine;
           for (int step = 0; step < steps; ++step) {
             const uint32_t a_tile = base + pipe.stage * Config::kStageBytes, b_tile = a_tile + LayoutA::kBytes;
             wait(empty(pipe.stage), pipe.parity ^ 1);
             arrive_expect_tx(full(pipe.stage), stage_bytes);
-            load_slice<LayoutA, a_along_k, Config::kClusterN>(p.a_map, a_tile, full(pipe.stage), static_cast<int>(m),
-                                                              step * Config::kBlockK, rank_n, a_lines,
-                                                              static_cast<uint16_t>(row_mask));
+            load_slice<LayoutA, a_along_k, Config::kClusterN>(
+                p.a_map, a_tile, full(pipe.stage), static_cast<int>(tile.a_row),
+                static_cast<int>(tile.a_k) + step * Config::kBlockK, rank_n, a_lines, static_cast<uint16_t>(row_mask));
             for (int part = 0; part < parts; ++part) {
               load_slice<PartB, b_along_k, Config::kClusterM>(
-                  p.b_map, b_tile + part * PartB::kBytes, full(pipe.stage), static_cast<int>(n) + part * Config::kTailN,
-                  step * Config::kBlockK, rank_m, BoxB::kLines,
+                  p.b_map, b_tile + part * PartB::kBytes, full(pipe.stage),
+                  static_cast<int>(tile.b_row) + part * Config::kTailN,
+                  static_cast<int>(tile.b_k) + step * Config::kBlockK, rank_m, BoxB::kLines,
                   static_cast<uint16_t>(kColumnMask << (rank_n * Config::kClusterM)));
             }
             pipe.advance();
@@ -119,13 +175,14 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
     } else {
       const int thread = threadIdx.x - Config::kConsumers * kWarpgroup;
       for (uint32_t item = blockIdx.x; item < items; item += stride) {
-        int64_t m, n;
-        origin(item, m, n);
+        const Tile tile = tile_of(item);
+        const int steps = steps_of(tile);
         for (int step = 0; step < steps; ++step) {
           uint8_t* a_tile = dynamic + (base - unaligned) + pipe.stage * Config::kStageBytes;
           wait(empty(pipe.stage), pipe.parity ^ 1);
-          load_elementwise<LayoutA>(p.a, m, int64_t{step} * Config::kBlockK, p.k, a_tile, thread);
-          load_elementwise<LayoutB>(p.b, n, int64_t{step} * Config::kBlockK, p.k, a_tile + LayoutA::kBytes, thread);
+          load_elementwise<LayoutA>(p.a, tile.m, int64_t{step} * Config::kBlockK, p.k, a_tile, thread);
+          load_elementwise<LayoutB>(p.b, tile.n, int64_t{step} * Config::kBlockK, p.k, a_tile + LayoutA::kBytes,
+                                    thread);
           fence_proxy_async();
           arrive(full(pipe.stage));
           pipe.advance();
@@ -165,15 +222,19 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
     uint32_t store_buffer = 0;
     const auto store_next_box = [&] {
       if constexpr (kMayStage) {
-        int64_t m, n;
-        origin(packed_item, m, n);
+        const Tile tile = tile_of(packed_item);
 #pragma unroll
         for (int box = 0; box < Config::kBoxes; ++box) {  // registers can't be indexed at run time
           if (box != next_box) continue;
-          store_staged<Config>(packed + box * (Config::kBoxColumns / 4), p.out.c_map,
-                               staging + store_buffer * Config::kBoxBytes, static_cast<int>(m) + warp * 16,
-                               static_cast<int>(n) + box * Config::kBoxColumns, static_cast<int>(p.a.extent),
-                               static_cast<int>(p.b.extent));
+          const uint32_t* const of_box = packed + box * (Config::kBoxColumns / 4);
+          const uint32_t buffer = staging + store_buffer * Config::kBoxBytes;
+          const int m = static_cast<int>(tile.m) + warp * 16, n = static_cast<int>(tile.n) + box * Config::kBoxColumns;
+          const int m_end = static_cast<int>(tile.m_end), n_extent = static_cast<int>(p.b.extent);
+          if constexpr (Products::kMany) {
+            store_staged_rows<Config>(of_box, p.out.c_map, buffer, p.out.c, m, n, m_end, n_extent);
+          } else {
+            store_staged<Config>(of_box, p.out.c_map, buffer, m, n, m_end, n_extent);
+          }
         }
         ++next_box;
         store_buffer = (store_buffer + 1) % Config::kStoreBuffers;
@@ -183,17 +244,17 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
     for (uint32_t item = blockIdx.x / Config::kCluster; item < items; item += stride) {
       typename Epilogue::Rows rows{};
       if constexpr (Epilogue::kReadsRows) {  // read early, so that the row data has arrived when the epilogue needs it
-        int64_t m, n;
-        origin(item, m, n);
-        rows = p.out.read_rows(m + group * 64, n, p.a.extent);
+        const Tile tile = tile_of(item);
+        rows = p.out.read_rows(tile.m + group * 64, tile.n, tile.m_end);
       }
       if constexpr (Epilogue::kCarries) {
-        int64_t m, n;
-        origin(item, m, n);
-        p.out.template load<Config>(sum, m + group * 64, n, p.a.extent, p.b.extent);
+        const Tile tile = tile_of(item);
+        p.out.template load<Config>(sum, tile.m + group * 64, tile.n, tile.m_end, p.b.extent);
 #pragma unroll
         for (int i = 0; i < Config::kN / 2; ++i) asm volatile("" : "+f"(sum[i])::"memory");
       }
+      const int64_t k = tile_of(item).k;
+      const int steps = steps_of(tile_of(item));
       uint32_t before = 0;
       const auto multiply = [&]<int n>(std::integral_constant<int, n>) {
         int step = 0;
@@ -201,6 +262,15 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
         do {
           wait(full(pipe.stage), pipe.parity);
           const uint32_t stage_address = base + pipe.stage * Config::kStageBytes;
+          if constexpr (Products::kMany && !(a_along_k && b_along_k)) {
+            if (const auto left = static_cast<int>(k) - step * Config::kBlockK; left < Config::kBlockK) {
+              uint8_t* const a_tile = dynamic + (base - unaligned) + pipe.stage * Config::kStageBytes;
+              if constexpr (!a_along_k) clear_lines<LayoutA, Config::kConsumers>(a_tile, left);
+              if constexpr (!b_along_k) clear_lines<LayoutB, Config::kConsumers>(a_tile + LayoutA::kBytes, left);
+              fence_proxy_async();
+              named_barrier_sync(1, Config::kConsumers * kWarpgroup);
+            }
+          }
           const uint64_t a = LayoutA::descriptor(stage_address + group_offset);
           const uint64_t b = LayoutB::descriptor(stage_address + LayoutA::kBytes);
           wgmma_fence();
@@ -234,19 +304,17 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
         asm volatile("" : "+f"(sum[i])::"memory");  // no use moves above the wait
 
       if constexpr (!kMayStage) {
-        int64_t m, n;
-        origin(item, m, n);
-        p.out.template consume<Config>(sum, rows, m + group * 64, n, p.a.extent, p.b.extent);
+        const Tile tile = tile_of(item);
+        p.out.template consume<Config>(sum, rows, tile.m + group * 64, tile.n, tile.m_end, p.b.extent);
         continue;
       } else {
         if (p.out.changes_sums() || !p.out.staged) {
-          int64_t m, n;
-          origin(item, m, n);
+          const Tile tile = tile_of(item);
           if (!p.out.staged) {
-            p.out.template consume<Config>(sum, rows, m + group * 64, n, p.a.extent, p.b.extent);
+            p.out.template consume<Config>(sum, rows, tile.m + group * 64, tile.n, tile.m_end, p.b.extent);
             continue;
           }
-          p.out.template change<Config>(sum, rows, m + group * 64, n, p.a.extent, p.b.extent);
+          p.out.template change<Config>(sum, rows, tile.m + group * 64, tile.n, tile.m_end, p.b.extent);
         }
         p.out.pack(sum, packed);
         packed_item = item;

@@ -35,15 +35,38 @@ int resident_clusters(const void* function) {
   return clusters;
 }
 
+/// Lets `function` use the shared memory of Config, and finds out how many of its clusters run at once.
+template <typename Config>
+cudaError_t prepare(const void* function, int& resident) {
+  if (const auto error =
+          cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kDynamicSmemBytes))
+    return error;
+  resident = resident_clusters<Config>(function);
+  return resident == 0 ? cudaErrorInvalidConfiguration : cudaSuccess;
+}
+
+/// Enqueues as many clusters as there are items and as run at once.
+template <typename Config, typename Params>
+cudaError_t enqueue(void (*function)(Params), const Params& p, int64_t items, int resident, cudaStream_t stream) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {Config::kCluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(Config::kCluster * std::min<int64_t>(items, resident));
+  config.blockDim = Config::kThreads, config.dynamicSmemBytes = Config::kDynamicSmemBytes, config.stream = stream;
+  config.attrs = &attribute, config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, function, p);
+}
+
+/// Rows of a band of tiles. With it, a wave of blocks covers about a square.
+constexpr int kBandRows = 2048;
+
 /// Enqueues. With Loads::tma both operands must have tensor maps. k_extent, a.extent and b.extent are positive.
 template <typename Config, typename T, typename Epilogue, bool a_along_k, bool b_along_k>
 cudaError_t launch_with_epilogue(const Epilogue& out, const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& b,
                                  int64_t k_extent, cudaStream_t stream) {
   using LayoutA = SmemLayout<a_along_k, Config::kM, Config::kBlockK>;
   constexpr auto function = wgmma_kernel<Config, T, Epilogue, a_along_k, b_along_k>;
-  // Rows of a band of tiles. With it, a wave of blocks covers about a square.
-  constexpr int kBandRows = 2048;
-
   GemmParams<T, Epilogue, a_along_k, b_along_k> p{};
   p.out = out, p.a = a, p.b = b, p.k = k_extent;
   p.tiles_m = static_cast<uint32_t>(ceil_div(a.extent, Config::kM * Config::kClusterM));
@@ -65,26 +88,14 @@ cudaError_t launch_with_epilogue(const Epilogue& out, const Operand<T, a_along_k
       return cudaErrorInvalidValue;
     }
   }
-  if (const auto error =
-          cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kDynamicSmemBytes))
-    return error;
+  int resident = 0;
+  if (const auto error = prepare<Config>(reinterpret_cast<const void*>(function), resident)) return error;
   const int64_t tiles = int64_t{p.tiles_m} * p.tiles_n;
-  const int resident = resident_clusters<Config>(reinterpret_cast<const void*>(function));
-  if (resident == 0) return cudaErrorInvalidConfiguration;
   p.whole = static_cast<uint32_t>(tiles);
   if constexpr (Config::kParts > 1) {
-    // The last wave of tiles may leave most clusters idle. They share it if each then has at most one part of a tile.
-    if (const int64_t rest = tiles % resident; out.staged && rest * Config::kParts <= resident) p.whole -= rest;
+    if (out.staged) p.whole -= static_cast<uint32_t>(divided_tiles<Config>(tiles, resident));
   }
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {Config::kCluster, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(Config::kCluster *
-                                         std::min<int64_t>(p.whole + (tiles - p.whole) * Config::kParts, resident));
-  config.blockDim = Config::kThreads, config.dynamicSmemBytes = Config::kDynamicSmemBytes, config.stream = stream;
-  config.attrs = &attribute, config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, function, p);
+  return enqueue<Config>(function, p, p.whole + (tiles - p.whole) * Config::kParts, resident, stream);
 }
 
 /// Lets `out` store c, [lines, length] with lines `ld` elements apart, through shared memory if configuration and

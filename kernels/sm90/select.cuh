@@ -105,8 +105,7 @@ template <typename Config>
 double waves(int64_t m, int64_t n) {
   constexpr int64_t kResident = kSMs / Config::kCluster;
   const int64_t tiles = ceil_div(m, Config::kM * Config::kClusterM) * ceil_div(n, Config::kN * Config::kClusterN);
-  const int64_t rest = tiles % kResident;  // as in launch_with_epilogue()
-  const bool divides = Config::kParts > 1 && rest > 0 && rest * Config::kParts <= kResident;
+  const bool divides = divided_tiles<Config>(tiles, kResident) > 0;
   return static_cast<double>(ceil_div(tiles, kResident)) - (divides ? 1 - 1.0 / Config::kParts : 0);
 }
 
@@ -134,9 +133,9 @@ double estimated_ns(const Problem& p) {
   return kSpeed.fixed + std::sqrt(std::hypot(compute * compute, memory * memory));
 }
 
-/// Calls run(Config{}) for the configuration that is fastest.
-template <typename Run, typename First, typename... Others>
-auto with_fastest(const Problem& p, Run&& run, First first, Others... others) {
+/// Calls run(Config{}) for the configuration with the least estimated_ns(p).
+template <typename AnyProblem, typename Run, typename First, typename... Others>
+auto with_fastest(const AnyProblem& p, Run&& run, First first, Others... others) {
   const double least = std::min({estimated_ns<First>(p), estimated_ns<Others>(p)...});
   decltype(run(first)) result{};
   (void)((estimated_ns<First>(p) == least && (result = run(first), true)) || ... ||

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Successive groups of rows, of which only the device knows where they begin: lists them and the tiles of their rows,
+// each within one group, for kernels that multiply group by group.
+#pragma once
+
+#include "cuda/scan.cuh"
+
+namespace checkop::kernels {
+
+/// Rows [begin, end) of a group.
+struct GroupRows {
+  int32_t begin, end;
+};
+/// A tile of rows of a group, from `row` on; `end` is that of the group. Group -1: no tile.
+struct alignas(16) RowTile {
+  int32_t group, row, end;
+};
+
+/// How many tiles of `tile_rows` rows so many groups can have at most.
+inline int64_t most_row_tiles(int64_t rows, int64_t groups, int tile_rows) {
+  return ceil_div(rows, tile_rows) + groups;
+}
+
+/// Where list_row_groups() writes.
+struct RowGroupList {
+  GroupRows* groups;
+  RowTile* tiles;  ///< [most_tiles]; entries behind the last tile have group -1
+  int64_t* count;  ///< number of tiles
+  int64_t most_tiles;
+};
+
+/// Whether element `i` of the offsets is bad: they start with 0, do not decrease, and end within the rows.
+__device__ inline bool is_bad_offset(const int32_t* __restrict__ offsets, int64_t i, int64_t rows) {
+  return i == 0 ? offsets[0] != 0 : offsets[i] < offsets[i - 1] || offsets[i] > rows;
+}
+
+/// The first block lists the groups, rows [offsets[i], offsets[i + 1]), and their tiles. If an offset is bad, it notes
+/// the first such offset and leaves all groups empty. The other blocks set the rows of `out` behind the last group to
+/// 0, or all rows to NaN if an offset is bad. A row of `out` has `row_bytes` bytes, an even number.
+static __global__ __launch_bounds__(kScanThreads) void list_row_groups(const int32_t* __restrict__ offsets,
+                                                                       int64_t groups, int64_t rows, int tile_rows,
+                                                                       RowGroupList to, uint16_t* __restrict__ out,
+                                                                       int64_t row_bytes,
+                                                                       unsigned long long* __restrict__ first_bad) {
+  __shared__ int64_t of_warp[kWarp];
+  bool bad = false;
+  for (int64_t i = threadIdx.x; i <= groups; i += kScanThreads) {
+    const bool is_bad = is_bad_offset(offsets, i, rows);
+    // order-free: the smallest bad element is an integer minimum, independent of the order of the threads.
+    if (is_bad && blockIdx.x == 0) atomicMin(first_bad, static_cast<unsigned long long>(i));
+    bad = bad || is_bad;
+  }
+  bad = __syncthreads_or(bad) != 0;
+  if (blockIdx.x > 0) {
+    constexpr uint16_t kNaN = 0xffff;  // a value of any float type with all bits set is NaN
+    const int64_t units = row_bytes / 2, first = bad ? 0 : offsets[groups] * units;
+    for (int64_t i = first + (int64_t{blockIdx.x} - 1) * kScanThreads + threadIdx.x; i < rows * units;
+         i += (int64_t{gridDim.x} - 1) * kScanThreads) {
+      out[i] = bad ? kNaN : 0;
+    }
+    return;
+  }
+  int64_t before = 0;
+  for (int64_t first = 0; first < groups; first += kScanThreads) {
+    const int64_t group = first + threadIdx.x;
+    GroupRows own{0, 0};
+    if (group < groups && !bad) own = {offsets[group], offsets[group + 1]};
+    if (group < groups) to.groups[group] = own;
+    int64_t of_step = 0;
+    const int64_t tiles = ceil_div(own.end - own.begin, tile_rows);
+    const int64_t earlier = before + block_sum_before(tiles, of_warp, of_step);
+    for (int64_t i = 0; i < tiles; ++i) {
+      to.tiles[earlier + i] = {static_cast<int32_t>(group), static_cast<int32_t>(own.begin + i * tile_rows), own.end};
+    }
+    before += of_step;
+    __syncthreads();  // before the sums are written again
+  }
+  for (int64_t i = before + threadIdx.x; i < to.most_tiles; i += kScanThreads) to.tiles[i] = {-1, 0, 0};
+  if (threadIdx.x == 0) *to.count = before;
+}
+
+/// Enqueues list_row_groups() for `out`, [rows, columns].
+template <typename T>
+void launch_list_row_groups(const int32_t* offsets, int64_t groups, int64_t rows, int tile_rows, const RowGroupList& to,
+                            T* out, int64_t columns, unsigned long long* first_bad, cudaStream_t stream) {
+  constexpr int64_t kMostBlocks = 128;  // about one for each SM: most calls have few rows behind the groups, or none
+  const int64_t row_bytes = columns * static_cast<int64_t>(sizeof(T));
+  const int64_t needed = ceil_div(rows * row_bytes / 2, kScanThreads);
+  const auto blocks = static_cast<unsigned>(1 + (needed < kMostBlocks ? needed : kMostBlocks));
+  list_row_groups<<<blocks, kScanThreads, 0, stream>>>(offsets, groups, rows, tile_rows, to,
+                                                       reinterpret_cast<uint16_t*>(out), row_bytes, first_bad);
+}
+
+}  // namespace checkop::kernels
