@@ -45,6 +45,7 @@ extern const Operator kAllGather;         // all_gather.cpp
 extern const Operator kWhiten;            // whiten.cpp
 extern const Operator kGroupNorm;         // group_norm.cpp
 extern const Operator kQuantFp8Block;     // quant_fp8_block.cpp
+extern const Operator kQuantFp8Block2d;   // quant_fp8_block_2d.cpp
 extern const Operator kQuantMxfp8;        // quant_mxfp8.cpp
 extern const Operator kQuantNvfp4;        // quant_nvfp4.cpp
 extern const Operator kFp8BlockGemm;      // fp8_block_gemm.cpp
@@ -89,6 +90,7 @@ std::span<const Operator* const> operators() {
                                      &kReduceScatter,
                                      &kAllGather,
                                      &kQuantFp8Block,
+                                     &kQuantFp8Block2d,
                                      &kQuantMxfp8,
                                      &kQuantNvfp4,
                                      &kFp8BlockGemm};

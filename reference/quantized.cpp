@@ -42,16 +42,19 @@ double neighbour(DType dtype, double x, int step) {
   return x + step * 2 * half_ulp(dtype, x);
 }
 
-/// Elements [first, first + n) of x.
+/// n elements of x from `first` on: `width` of a row, then those below them in the next row.
 struct Place {
   Tensor& x;
-  int64_t first, n;
+  int64_t first, n, width;
+  int64_t index(int64_t i) const { return first + i / width * x.shape.back() + i % width; }
+  double get(int64_t i) const { return x.at(index(i)); }
+  void set(int64_t i, double value) const { x.set(index(i), value); }
   void fill(const std::function<double(int64_t)>& value) const {
-    for (int64_t i = 0; i < n; ++i) x.set(first + i, value(i));
+    for (int64_t i = 0; i < n; ++i) set(i, value(i));
   }
   float amax() const {
     std::vector<float> values;
-    for (int64_t i = 0; i < n; ++i) values.push_back(static_cast<float>(x.at(first + i)));
+    for (int64_t i = 0; i < n; ++i) values.push_back(static_cast<float>(get(i)));
     return largest_size(values);
   }
 };
@@ -112,12 +115,12 @@ class Planter {
   /// amax is below eps; of e2m1, the scale is 0 or subnormal.
   void tiny(const Place& place) const {
     const int exponent = data_.is_e2m1 && choice(place.first, 2) == 0 ? -11 : -16;
-    place.fill([&](int64_t i) { return std::ldexp(x_.at(place.first + i), exponent); });
+    place.fill([&](int64_t i) { return std::ldexp(place.get(i), exponent); });
   }
 
   void infinite(const Place& place) const {
     const double infinity = std::numeric_limits<double>::infinity();
-    x_.set(place.first + place.n / 2, choice(place.first, 2) == 0 ? -infinity : infinity);
+    place.set(place.n / 2, choice(place.first, 2) == 0 ? -infinity : infinity);
   }
 
   const FillArgs& args_;
@@ -159,13 +162,16 @@ void quantize_rows(const GoldArgs& args, const Tensor& x, const QuantizeRow& qua
 
 namespace {
 
-/// Calls body(row, number in the row, place) for the blocks of the first `most` rows.
+/// Calls body(row of blocks, number in it, place) for the blocks of the first `most` rows, at least one row of blocks.
 template <class Body>
-void for_blocks(Tensor& x, int64_t block, int64_t most, const Body& body) {
-  const int64_t columns = x.shape.back(), rows = columns == 0 ? 0 : std::min(most, x.count() / columns);
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t first = 0; first < columns; first += block)
-      body(row, first / block, Place{x, row * columns + first, std::min(block, columns - first)});
+void for_blocks(Tensor& x, const BlockData& data, int64_t most, const Body& body) {
+  const int64_t columns = x.shape.back(), rows = columns == 0 ? 0 : x.count() / columns;
+  for (int64_t row = 0; row < std::min(most, rows); row += data.rows) {
+    const int64_t height = std::min(data.rows, rows - row);
+    for (int64_t first = 0; first < columns; first += data.block) {
+      const int64_t width = std::min(data.block, columns - first);
+      body(row / data.rows, first / data.block, Place{x, row * columns + first, height * width, width});
+    }
   }
 }
 
@@ -174,7 +180,7 @@ void for_blocks(Tensor& x, int64_t block, int64_t most, const Body& body) {
 void plant_blocks(const FillArgs& args, Tensor& x, const BlockData& data) {
   if (args.mode != InputMode::random) return;
   const Planter planter(args, x, data);
-  for_blocks(x, data.block, kPlantedRows,
+  for_blocks(x, data, kPlantedRows,
              [&](int64_t row, int64_t number, const Place& place) { planter.plant(row, number, place); });
 }
 
@@ -182,12 +188,12 @@ void move_from_middles(Tensor& x, const BlockData& data) {
   constexpr double kLess = 1 - 0x1p-6;  // too little to change a scale that is a power of two
   constexpr int kMostTrials = 8;        // numbers that their dtype barely holds stay as they are
   if (!data.stays_away) return;
-  for_blocks(x, data.block, x.count(), [&](int64_t, int64_t, const Place& place) {
+  for_blocks(x, data, x.count(), [&](int64_t, int64_t, const Place& place) {
     for (int i = 0; i < kMostTrials && data.scale && is_near_middle(/*is_e2m1=*/false, data.scale(place.amax())); ++i)
-      place.fill([&](int64_t at) { return x.at(place.first + at) * kLess; });
+      place.fill([&](int64_t at) { return place.get(at) * kLess; });
     const float amax = place.amax();
     place.fill([&](int64_t at) {
-      const double value = x.at(place.first + at);
+      const double value = place.get(at);
       return is_near_middle(data.is_e2m1, data.quotient(static_cast<float>(value), amax)) ? value * kLess : value;
     });
   });

@@ -31,6 +31,7 @@ struct BlockData {
   std::function<float(float x, float amax)> quotient = {};
   /// The number of which the scale is the rounded value, in e4m3; none where scales are not rounded.
   std::function<float(float amax)> scale = {};
+  int64_t rows = 1;  ///< rows of a block; the last one of a column may have fewer
 };
 /// In mode `random`, changes blocks of the first rows to what random numbers would hardly show: zeros, ties between
 /// codes, infinities, an amax that is a power of two or its neighbour, or that is tiny.

@@ -100,4 +100,47 @@ bool rows_are_aligned(std::initializer_list<const void*> tensors, int64_t column
   return columns % kGroupColumns<T> == 0;
 }
 
+constexpr int kQuadColumns = 4;
+
+/// Four elements that lie side by side: 16 bytes of fp32, 8 of 16 bits. For kernels whose tensors differ in dtype.
+template <typename T>
+struct alignas(kQuadColumns * sizeof(T)) Quad {
+  T at[kQuadColumns];
+};
+
+template <typename T>
+bool is_quad_aligned(const T* p) {
+  return reinterpret_cast<uintptr_t>(p) % sizeof(Quad<T>) == 0;
+}
+
+/// Loads the first `left` of four elements, or all, with zeros after them. `aligned`: `from` is a place of a Quad.
+template <typename T>
+__device__ void load_quad(const T* from, int64_t left, bool aligned, float (&values)[kQuadColumns]) {
+  Quad<T> quad;
+  if (left >= kQuadColumns && aligned) {
+    quad = *reinterpret_cast<const Quad<T>*>(from);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kQuadColumns; ++i) quad.at[i] = i < left ? from[i] : from_float<T>(0.0f);
+  }
+#pragma unroll
+  for (int i = 0; i < kQuadColumns; ++i) values[i] = to_float(quad.at[i]);
+}
+
+/// Stores the first `left` of four elements, or all, each rounded once.
+template <typename T>
+__device__ void store_quad(T* to, int64_t left, bool aligned, const float (&values)[kQuadColumns]) {
+  Quad<T> quad;
+#pragma unroll
+  for (int i = 0; i < kQuadColumns; ++i) quad.at[i] = from_float<T>(values[i]);
+  if (left >= kQuadColumns && aligned) {
+    *reinterpret_cast<Quad<T>*>(to) = quad;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kQuadColumns; ++i) {
+    if (i < left) to[i] = quad.at[i];
+  }
+}
+
 }  // namespace checkop::kernels

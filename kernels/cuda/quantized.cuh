@@ -9,16 +9,10 @@
 namespace checkop::kernels {
 
 constexpr int kQuantThreads = 256;
-constexpr int kLaneColumns = 4;  // 16 bytes of fp32, 8 of 16 bits; their e4m3 codes are a word
+constexpr int kLaneColumns = kQuadColumns;  // their e4m3 codes are a word
 
 /// e4m3 of x: to nearest, ties to even, at most 448; NaN stays NaN.
 __device__ inline uint8_t to_e4m3(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
-
-/// Four elements that lie side by side, aligned as a word is.
-template <typename T>
-struct alignas(kLaneColumns * sizeof(T)) Quad {
-  T at[kLaneColumns];
-};
 
 struct QuantShape {
   int64_t rows, columns, blocks;  ///< blocks of a row
@@ -42,14 +36,8 @@ __global__ __launch_bounds__(kQuantThreads) void quantize_blocks(const T* __rest
     int64_t left = unit < units ? shape.columns - first : 0;
     const int n = left < 0 ? 0 : left < kLaneColumns ? static_cast<int>(left) : kLaneColumns;
     const T* __restrict__ const from = x + row * shape.columns + first;
-    float values[kLaneColumns] = {};
-    if (n == kLaneColumns && shape.aligned) {
-      const auto quad = *reinterpret_cast<const Quad<T>*>(from);
-#pragma unroll
-      for (int i = 0; i < kLaneColumns; ++i) values[i] = to_float(quad.at[i]);
-    } else {
-      for (int i = 0; i < n; ++i) values[i] = to_float(from[i]);
-    }
+    float values[kLaneColumns];
+    load_quad(from, n, shape.aligned, values);
     float amax = 0.0f;
 #pragma unroll
     for (int i = 0; i < kLaneColumns; ++i) amax = fmaxf(amax, fabsf(values[i]));  // of a NaN, the other
@@ -77,12 +65,11 @@ __device__ inline void store_e4m3(uint8_t* __restrict__ codes, const float (&q)[
   for (int i = 0; i < n; ++i) to[i] = to_e4m3(q[i]);
 }
 
-/// Checks x, which is input 0, codes and scales, and launches quantize_blocks() with `op`.
+/// Checks x, which is input 0, codes and scales, outputs 0 and 1, and launches quantize_blocks() with `op`.
 template <class Op>
-checkop_status launch_quantize(const checkop_call* call, int32_t n_inputs, int32_t code_dtype, int codes_in_byte,
-                               int32_t scale_dtype, const Op& op, const char* doing) {
+checkop_status launch_quantize(const checkop_call* call, int32_t code_dtype, int codes_in_byte, int32_t scale_dtype,
+                               const Op& op, const char* doing) {
   CallCheck check(call);
-  if (check.counts(n_inputs, 2).failed()) return check.status();
   const checkop_tensor &x = call->inputs[0], &codes = call->outputs[0], &scales = call->outputs[1];
   check.float_dtype(x, "x").rank_at_least(x, "x", 1).contiguous(x, "x");
   if (check.failed()) return check.status();

@@ -4,56 +4,75 @@
 //   factor_first 0: scale = amax/448, with pow2 the power of two from it on;  codes = e4m3(x (1/scale))
 //   factor_first 1: factor = 448/amax, with pow2 the power of two up to it, 1 for an amax of 0 or infinity;
 //                   scale = 1/factor;  codes = e4m3(x factor)
+//   codes_t, scales_t: the same of x transposed, whose columns are all tokens
 //   x: [..., hidden] fp32|bf16|fp16   codes: [..., hidden] e4m3   scales: [..., hidden/128 rounded up] fp32
+//   codes_t: [hidden, tokens] e4m3   scales_t: [hidden, tokens/128 rounded up] fp32, both optional
 //   Limits: contiguous.   Expected error: none.
-#include "cpu/codes.hpp"
+#include "cpu/fp8_block.hpp"
 
 namespace {
 
-constexpr int64_t kWidth = 128;
-constexpr float kLargest = 448;
+using native::kFp8Block, native::Extent;
 
-struct Scaling {
-  explicit Scaling(const checkop_call& c)
-      : is_factor_first(native::attribute(c, "factor_first") != 0),
-        is_power(native::attribute(c, "pow2") != 0),
-        eps(native::attribute(c, "eps")) {}
+/// Stores the codes of n numbers from x on and returns their scale.
+float quantize(const native::Fp8Scaling& scaling, const float* x, int64_t n, uint8_t* codes) {
+  float scale = 0;
+  const float factor = scaling.factor(native::amax(x, n), scale);
+  for (int64_t i = 0; i < n; ++i) codes[i] = native::to_e4m3(x[i] * factor);
+  return scale;
+}
 
-  /// Stores the scale of a block with this amax, and returns what its numbers are multiplied by.
-  float factor(float amax, float& scale) const {
-    amax = std::max(amax, eps);
-    if (!is_factor_first) {
-      scale = amax / kLargest;
-      if (is_power) {
-        const uint32_t bits = std::bit_cast<uint32_t>(scale), exponent = (bits + 0x7fffffu) >> 23;
-        scale = std::bit_cast<float>(std::clamp<uint32_t>(exponent, 1, 254) << 23);
-      }
-      return 1 / scale;
-    }
-    float factor = kLargest / amax;
-    if (amax == 0 || std::isinf(amax)) factor = 1;
-    factor = std::min(factor, std::numeric_limits<float>::max());
-    if (is_power) factor = std::bit_cast<float>(std::bit_cast<uint32_t>(factor) >> 23 << 23);
-    scale = 1 / factor;
-    return factor;
+/// x transposed, whose outputs a call may lack.
+class Transposed {
+ public:
+  Transposed(const checkop_call& c, int64_t tokens, int64_t columns)
+      : x_(c.inputs[0]),
+        codes_(static_cast<uint8_t*>(c.outputs[2].data)),
+        scales_(static_cast<float*>(c.outputs[3].data)),
+        tokens_(tokens),
+        columns_(columns),
+        blocks_((tokens + kFp8Block - 1) / kFp8Block) {
+    if (codes_ == nullptr || tokens * columns == 0) return;
+    Extent rows{"columns of x", columns}, of_codes{"tokens", tokens}, of_scales{"columns of scales_t", blocks_};
+    native::check_matrix(c.outputs[2], "codes_t", CHECKOP_E4M3, rows, of_codes);
+    native::check_matrix(c.outputs[3], "scales_t", CHECKOP_F32, rows, of_scales);
   }
 
-  bool is_factor_first, is_power;
-  float eps;
+  /// Every block of 128 tokens of a column by itself.
+  void quantize(const native::Fp8Scaling& scaling) const {
+    if (codes_ == nullptr) return;
+    native::parallel_for(blocks_, tokens_ * columns_ * 8, [&](int64_t begin, int64_t end) {
+      std::vector<float> x(static_cast<size_t>(kFp8Block * columns_)), column(static_cast<size_t>(kFp8Block));
+      for (int64_t b = begin; b < end; ++b) {
+        const int64_t first = b * kFp8Block, n = std::min(kFp8Block, tokens_ - first);
+        native::load(x_, first * columns_, n * columns_, x.data());
+        for (int64_t k = 0; k < columns_; ++k) {
+          for (int64_t t = 0; t < n; ++t) column[static_cast<size_t>(t)] = x[static_cast<size_t>(t * columns_ + k)];
+          scales_[k * blocks_ + b] = ::quantize(scaling, column.data(), n, codes_ + k * tokens_ + first);
+        }
+      }
+    });
+  }
+
+ private:
+  const checkop_tensor& x_;
+  uint8_t* codes_;
+  float* scales_;
+  int64_t tokens_, columns_, blocks_;
 };
 
 checkop_status forward(const checkop_call* call) {
   return native::run(call, [](const checkop_call& c) {
-    native::check_counts(c, 1, 2);
-    const native::Quantisation q(c, kWidth, CHECKOP_E4M3, 1, CHECKOP_F32);
-    const Scaling scaling(c);
+    native::check_counts(c, 1, 4);
+    const native::Quantisation q(c, kFp8Block, CHECKOP_E4M3, 1, CHECKOP_F32);
+    const Transposed transposed(c, q.rows.value, q.columns.value);
+    const native::Fp8Scaling scaling(c);
     auto* const codes = static_cast<uint8_t*>(c.outputs[0].data);
     auto* const scales = static_cast<float*>(c.outputs[1].data);
     q.for_blocks([&](const float* x, int64_t n, int64_t row, int64_t block) {
-      const float factor = scaling.factor(native::amax(x, n), scales[row * q.blocks() + block]);
-      uint8_t* const to = codes + row * q.columns.value + block * kWidth;
-      for (int64_t i = 0; i < n; ++i) to[i] = native::to_e4m3(x[i] * factor);
+      scales[row * q.blocks() + block] = quantize(scaling, x, n, codes + row * q.columns.value + block * kFp8Block);
     });
+    transposed.quantize(scaling);
   });
 }
 

@@ -42,7 +42,7 @@ checkop_status forward(const checkop_call* call) {
   if (auto status = read_attribute(call, "round_up", rounds_up)) return status;
   const Mxfp8 op{static_cast<uint8_t*>(call->outputs[0].data), static_cast<uint8_t*>(call->outputs[1].data),
                  rounds_up != 0};
-  return launch_quantize(call, 1, CHECKOP_E4M3, 1, CHECKOP_E8M0, op, "launch quant_mxfp8");
+  return launch_quantize(call, CHECKOP_E4M3, 1, CHECKOP_E8M0, op, "launch quant_mxfp8");
 }
 
 constexpr checkop_kernel kKernels[] = {

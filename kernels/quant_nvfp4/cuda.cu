@@ -58,7 +58,7 @@ checkop_status forward(const checkop_call* call) {
   if (check.failed()) return check.status();
   const Nvfp4 op{static_cast<uint8_t*>(call->outputs[0].data), static_cast<uint8_t*>(call->outputs[1].data),
                  static_cast<const float*>(amax.data)};
-  return launch_quantize(call, 2, CHECKOP_E2M1X2, 2, CHECKOP_E4M3, op, "launch quant_nvfp4");
+  return launch_quantize(call, CHECKOP_E2M1X2, 2, CHECKOP_E4M3, op, "launch quant_nvfp4");
 }
 
 constexpr checkop_kernel kKernels[] = {

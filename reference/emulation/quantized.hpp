@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 
 #include "emulation/common.hpp"
 
@@ -33,10 +34,18 @@ inline constexpr std::array kBlockFaults{kAmaxWithoutSign,    kAmaxOfRow,       
                                          kTailOfWholeBlock,   kScalesTransposed, kNeighbourScale,   kQuotientIn16Bit,
                                          kLastElementSkipped, kCodesTruncated,   kTiesAwayFromZero, kTiesTowardZero};
 
+inline Matrix transposed(const Matrix& m) {
+  Matrix to = Matrix::zeros(m.columns, m.rows());
+  for (int64_t r = 0; r < m.rows(); ++r)
+    for (int64_t c = 0; c < m.columns; ++c) to.row(c)[r] = m.row(r)[c];
+  return to;
+}
+
 /// The matrix of numbers that is quantised, and its blocks of `width` columns.
 struct Blocks {
-  Blocks(const EmulationArgs& args, int64_t block)
-      : a(args.arithmetic), x(matrix(args, 0)), width(block), of_row((x.columns + block - 1) / block) {}
+  Blocks(const EmulationArgs& args, int64_t block) : Blocks(args.arithmetic, matrix(args, 0), block) {}
+  Blocks(const Arithmetic& arithmetic, Matrix matrix, int64_t block)
+      : a(arithmetic), x(std::move(matrix)), width(block), of_row((x.columns + block - 1) / block) {}
 
   int64_t begin(int64_t block) const { return block * width; }
   int64_t end(int64_t block) const { return std::min(x.columns, begin(block + 1)); }

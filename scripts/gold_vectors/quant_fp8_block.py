@@ -4,7 +4,7 @@ import math
 
 import numpy
 
-from common import Stream, mpf, rows_of, vector
+from common import Stream, mpf, rows_of, transposed, vector
 from formats import E4M3, blocks_of, fp32, numbers, rounded
 
 ONE, LARGEST = numpy.float32(1), numpy.float32(448)
@@ -31,15 +31,24 @@ def scale_and_factor(block, factor_first, pow2, eps):
     return ONE / factor, factor
 
 
-def quantised(name, rows, factor_first, pow2, eps):
+def codes_and_scales(rows, factor_first, pow2, eps):
     codes, scales = [], []
     for row in rows:
         for block in blocks_of(fp32(row), 128):
             scale, factor = scale_and_factor(block, factor_first, pow2, eps)
             scales.append(scale)
             codes += [rounded(x * factor, E4M3) for x in block]
-    return vector(name, "quant_fp8_block", "forward", {"batch": 1, "seq": len(rows), "hidden": len(rows[0])},
-                  {"x": [x for row in rows for x in row]}, {"codes": numbers(codes), "scales": numbers(scales)},
+    return codes, scales
+
+
+def quantised(name, rows, factor_first, pow2, eps, batch=1, with_transposed=False):
+    codes, scales = codes_and_scales(rows, factor_first, pow2, eps)
+    outputs = {"codes": numbers(codes), "scales": numbers(scales)}
+    if with_transposed:
+        codes_t, scales_t = codes_and_scales(transposed(rows), factor_first, pow2, eps)
+        outputs.update(codes_t=numbers(codes_t), scales_t=numbers(scales_t))
+    return vector(name, "quant_fp8_block", "forward", {"batch": batch, "seq": len(rows) // batch, "hidden": len(rows[0])},
+                  {"x": [x for row in rows for x in row]}, outputs, ["codes_t"] if with_transposed else [],
                   attrs={"factor_first": factor_first, "pow2": pow2, "eps": eps, "near": 0})
 
 
@@ -56,3 +65,7 @@ def vectors():
             yield quantised(f"{name}/ties", ties, factor_first, pow2, eps)
     yield quantised("quant_fp8_block_infinite", [[mpf("inf"), mpf(3), mpf(-1000)]], 1, 0, 0)
     yield quantised("quant_fp8_block_eps", [[mpf(1) / 4, mpf(-3)]], 0, 0, 1)
+    # Three sequences of 50 tokens: the second block of a column begins within the last one.
+    drawn_t = rows_of(stream.values(150 * 3), 3)
+    for factor_first, pow2, eps in ((0, 0, 1e-4), (0, 1, 1e-4), (1, 0, 0)):
+        yield quantised(f"quant_fp8_block_transposed/{factor_first}{pow2}", drawn_t, factor_first, pow2, eps, 3, True)

@@ -25,10 +25,11 @@ std::string parse_formula(const JsonValue& value, bool of_dim) {
   std::vector<std::string> known = preset_fields();
   if (of_dim) std::erase_if(known, is_fraction);
   const auto is_operation = [](char c) { return c == '*' || c == '+'; };
-  const bool gap =
-      formula.find('/') != std::string::npos || is_operation(formula.front()) || is_operation(formula.back()) ||
-      std::adjacent_find(formula.begin(), formula.end(),
-                         [&](char a, char b) { return is_operation(a) && is_operation(b); }) != formula.end();
+  const bool gap = formula.find_first_of("/()") != std::string::npos || is_operation(formula.front()) ||
+                   is_operation(formula.back()) ||
+                   std::adjacent_find(formula.begin(), formula.end(), [&](char a, char b) {
+                     return is_operation(a) && is_operation(b);
+                   }) != formula.end();
   const std::string expected = of_dim ? "sums of products of digits and fields" : "one field";
   if (gap || (!of_dim && names_in(formula) != std::vector<std::string_view>{formula})) value.fail(expected);
   for (const std::string_view name : names_in(formula)) {

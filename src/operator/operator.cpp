@@ -84,14 +84,12 @@ std::vector<std::string_view> optionals_of(const Pass& pass) {
   for (const TensorSpec& spec : pass.inputs) {
     if (spec.optional) names.push_back(spec.name);
   }
-  const size_t n_inputs = names.size();
   for (const OutputSpec& output : pass.outputs) {
     const TensorSpec& spec = output.tensor;
-    const auto is_followed = [&](std::string_view input) {
-      return spec.follows == input || (spec.name.starts_with('d') && spec.name.substr(1) == input);
+    const auto is_followed = [&](std::string_view name) {
+      return spec.follows == name || (spec.name.starts_with('d') && spec.name.substr(1) == name);
     };
-    const auto end = names.begin() + static_cast<std::ptrdiff_t>(n_inputs);
-    if (spec.optional && std::none_of(names.begin(), end, is_followed)) names.push_back(spec.name);
+    if (spec.optional && std::none_of(names.begin(), names.end(), is_followed)) names.push_back(spec.name);
   }
   return names;
 }
@@ -162,8 +160,8 @@ bool lists(std::span<const std::string> list, std::string_view word) {
 }
 
 std::vector<std::string_view> names_in(std::string_view dims) {
-  std::vector<std::string_view> names = split(dims, " *+/");
-  std::erase_if(names, [](std::string_view name) { return is_number(name) || name == kWorldSize; });
+  std::vector<std::string_view> names = split(dims, " *+/()");
+  std::erase_if(names, [](std::string_view name) { return name.empty() || is_number(name) || name == kWorldSize; });
   return names;
 }
 
@@ -175,17 +173,27 @@ std::string_view dim_over_ranks(std::string_view extent) {
 int64_t evaluate_extent(std::string_view extent, const std::function<int64_t(std::string_view)>& value_of) {
   constexpr uint64_t kMost = uint64_t{1} << 62;
   if (!dim_over_ranks(extent).empty()) return value_of(dim_over_ranks(extent));
-  uint64_t sum = 0;
-  for (const std::string_view term : split(extent, "+")) {
+  const auto over = [](int64_t value, std::string_view divisor) {
+    const int64_t by = number(divisor);
+    return value / by + (value % by != 0 ? 1 : 0);
+  };
+  const auto product = [&](std::string_view term) {
     Shape factors;
     for (const std::string_view factor : split(term, "*")) {
       const size_t slash = std::min(factor.find('/'), factor.size());
       const std::string_view whole = factor.substr(0, slash);
       const int64_t value = is_number(whole) ? number(whole) : value_of(whole);
-      const int64_t divisor = slash == factor.size() ? 1 : number(factor.substr(slash + 1));
-      factors.push_back(value / divisor + (value % divisor != 0 ? 1 : 0));
+      factors.push_back(slash == factor.size() ? value : over(value, factor.substr(slash + 1)));
     }
-    sum = std::min(sum + static_cast<uint64_t>(element_count(factors)), kMost);
+    return element_count(factors);
+  };
+  uint64_t sum = 0;
+  for (const std::string_view term : split(extent, "+")) {
+    const size_t close = term.find(')');  // "(batch*seq)/128"
+    const int64_t value = close == std::string_view::npos
+                              ? product(term)
+                              : over(product(term.substr(1, close - 1)), term.substr(close + 2));
+    sum = std::min(sum + static_cast<uint64_t>(value), kMost);
   }
   return static_cast<int64_t>(sum);
 }

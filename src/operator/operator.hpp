@@ -40,9 +40,9 @@ enum class Fill : uint8_t {
 };
 
 /// One input or output. A dimension list is a string of extents, "batch seq vocab". An extent is a name, or a sum of
-/// products of names and numbers: "batch*seq", "batch+1", a name over a number, rounded up: "hidden/128", or a number:
-/// "3". "numel/world_size" is all of `numel` in the case, of which each rank has one of even_bounds(). A tensor is
-/// per-row if its list starts with the operator's `row_dims`.
+/// products of names and numbers: "batch*seq", "batch+1", a name or a product in parentheses over a number, rounded up:
+/// "hidden/128", "(batch*seq)/128", or a number: "3". "numel/world_size" is all of `numel` in the case, of which each
+/// rank has one of even_bounds(). A tensor is per-row if its list starts with the operator's `row_dims`.
 struct TensorSpec {
   std::string_view name;
   std::string_view dims;
@@ -55,8 +55,9 @@ struct TensorSpec {
   /// output is f32 for any dtype of the case, and equals the carry plus the sum of this call's rows. Its bits must not
   /// depend on how rows are split into calls at multiples of kCarryRows.
   std::string_view carry = "";
-  std::string_view follows =
-      "";  ///< of an optional output: the input with which it is there, if that is not NAME of dNAME
+  /// Of an optional output: the input, or the optional output before it, with which it is there, if that is not the
+  /// input NAME of dNAME.
+  std::string_view follows = "";
 };
 
 /// A batch may be split into calls with carried sums at multiples of this many rows.

@@ -14,6 +14,7 @@ namespace {
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 Case small_case(std::string_view op, DType dtype, int64_t rows, int64_t hidden) {
+  if (op == "quant_fp8_block_2d") return gold_case(op, "forward", dtype, {{"n_dim", rows}, {"k_dim", hidden}});
   return gold_case(op, "forward", dtype, {{"batch", 1}, {"seq", rows}, {"hidden", hidden}});
 }
 
@@ -104,17 +105,35 @@ TEST(Quantization, TwoCodesAreAByteTheFirstOneInItsLowerHalf) {
   EXPECT_EQ(gold[0].value, (std::vector<double>{0xa7, 0x01}));
 }
 
+TEST(Quantization, TransposedOutputsAreThoseOfXTransposed) {
+  for (const char* op : {"quant_fp8_block", "quant_fp8_block_2d"}) {
+    constexpr int64_t kRows = 131, kColumns = 130;
+    Case c = small_case(op, DType::f32, kRows, kColumns);
+    c.optionals = {"codes_t"};
+    std::vector<double> x(kRows * kColumns), of_columns(x.size());
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<double>(i * i % 1009) - 500;
+    for (size_t r = 0; r < kRows; ++r)
+      for (size_t k = 0; k < kColumns; ++k) of_columns[k * kRows + r] = x[r * kColumns + k];
+    const std::vector<GoldOutput> gold = gold_of(c, x),
+                                  other = gold_of(small_case(op, DType::f32, kColumns, kRows), of_columns);
+    EXPECT_EQ(gold[2].value, other[0].value) << op;
+    EXPECT_EQ(gold[3].value, other[1].value) << op;
+    EXPECT_NE(gold[0].value, gold[2].value) << op;
+  }
+}
+
 // Where codes of x are those of x times anything from 1 - 2^-21 to 1 + 2^-21, a rough reciprocal gives them too.
 int64_t codes_that_depend_on_two_roundings(std::string_view op, DType dtype, double near) {
-  Case c = small_case(op, dtype, 40, 300);
+  Case c = small_case(op, dtype, op == "quant_fp8_block_2d" ? 150 : 40, 300);
   set_attr(c, "near", near);
   const std::vector<Tensor> inputs = make_inputs(c, 1);
   const std::vector<GoldOutput> gold = collect_gold(c, inputs, 1);
   const bool is_e2m1 = op == "quant_nvfp4";
   const int64_t block = is_e2m1 ? 16 : 128, of_row = (300 + block - 1) / block;
+  const int64_t rows_of_block = op == "quant_fp8_block_2d" ? 128 : 1;
   int64_t depend = 0;
   for (int64_t i = 0; i < inputs[0].count(); ++i) {
-    const double scale = gold[1].value[static_cast<size_t>(i / 300 * of_row + i % 300 / block)];
+    const double scale = gold[1].value[static_cast<size_t>(i / 300 / rows_of_block * of_row + i % 300 / block)];
     const double quotient = inputs[0].at(i) / scale * (is_e2m1 ? 2688 / inputs[1].at(0) : 1);
     const auto code = [&](double factor) {
       double value = quotient * factor;
@@ -130,7 +149,7 @@ int64_t codes_that_depend_on_two_roundings(std::string_view op, DType dtype, dou
 }
 
 TEST(Quantization, NearKeepsQuotientsAwayFromTheMiddleOfCodes) {
-  for (const char* op : {"quant_fp8_block", "quant_nvfp4"}) {
+  for (const char* op : {"quant_fp8_block", "quant_fp8_block_2d", "quant_nvfp4"}) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       EXPECT_GT(codes_that_depend_on_two_roundings(op, dtype, 0), 100) << op;
       EXPECT_EQ(codes_that_depend_on_two_roundings(op, dtype, 1), 0) << op << " " << info(dtype).name;

@@ -72,9 +72,9 @@ int64_t rows_that_count(const Context& context) {
 int64_t compared_elements(const Case& c, const TensorSpec& output, const Context& context) {
   if (!is_present(c, output) || (context.piece_rows > 0 && !is_carried(c, output))) return 0;
   const int64_t times = std::max(1, context.launches - 1);
-  const MatrixView view = matrix_view(*c.op, output, shape_of(c, output));
-  if (!is_per_row(*c.op, output)) return context.sums ? times * view.rows * view.columns : 0;
-  return times * view.columns * rows_that_count(context);
+  if (!is_per_row(*c.op, output))  // x transposed has a column for each row of the launch
+    return context.sums ? times * element_count(shape_of(context_case(c, context), output)) : 0;
+  return times * matrix_view(*c.op, output, shape_of(c, output)).columns * rows_that_count(context);
 }
 
 std::vector<Context> pieces_of(const Context& context) {

@@ -112,7 +112,7 @@ TEST(CaseFile, TheSmokeSuiteHasEveryOperatorsEdges) {
       const auto all_rows = [](const Case& c) {
         for (const char* dim : {"tokens", "seqs", "numel"})
           if (c.dims.contains(dim)) return c.dims.at(dim);
-        int64_t rows = c.dims.contains("batch") ? c.dims.at("batch") : c.dims.at("rows");
+        int64_t rows = c.dims.at(c.dims.contains("batch") ? "batch" : c.dims.contains("rows") ? "rows" : "n_dim");
         if (c.dims.contains("seq") && c.op->name != "rope") rows *= c.dims.at("seq");
         return rows;
       };
@@ -243,9 +243,12 @@ TEST(CaseFile, NightlyHasEveryPresetForEveryOperatorAndPassAtTheTokensOfARun) {
   const auto nightly = shipped("nightly");
   const auto tokens = [](const Case& c) {
     int64_t n = 1;
-    for (const char* dim : {"batch", "seq", "q_seq", "tokens", "tokens_q", "rows", "numel"})
-      n *= c.dims.contains(dim) ? c.dims.at(dim) : 1;
-    return n;
+    bool has_tokens = false;
+    for (const char* dim : {"batch", "seq", "q_seq", "tokens", "tokens_q", "rows", "numel"}) {
+      if (!c.dims.contains(dim)) continue;
+      n *= c.dims.at(dim), has_tokens = true;
+    }
+    return has_tokens ? n : kTokens;  // a weight has none
   };
   for (const Operator* op : operators()) {
     const auto wanted = sizes_of("", *op, shipped_models(), shipped_mappings(*op), false);

@@ -66,10 +66,13 @@ TEST(Operator, ExtentsAreNamesAndSumsOfProducts) {
   EXPECT_EQ(evaluate_extent("batch*seq+hidden+2*seq", sample_size), 17);
   EXPECT_EQ(evaluate_extent("hidden/2", sample_size), 3) << "rounded up";
   EXPECT_EQ(evaluate_extent("batch*seq/128", sample_size), 2) << "a name over a number is one factor";
+  EXPECT_EQ(evaluate_extent("(batch*seq)/2", sample_size), 3) << "a product over a number, rounded up once";
+  EXPECT_EQ(evaluate_extent("(batch*seq)/2+hidden", sample_size), 8);
   EXPECT_EQ(evaluate_extent("hidden/128", [](std::string_view) { return int64_t{0}; }), 0);
   EXPECT_EQ(evaluate_extent("12*hidden", sample_size), 60);
   EXPECT_EQ(names_in("hidden/128 hidden/2"), (std::vector<std::string_view>{"hidden", "hidden"}));
   EXPECT_EQ(names_in("batch*seq hidden batch+1"), (std::vector<std::string_view>{"batch", "seq", "hidden", "batch"}));
+  EXPECT_EQ(names_in("(batch*seq)/128"), (std::vector<std::string_view>{"batch", "seq"}));
   EXPECT_TRUE(names_in("").empty());
 }
 
