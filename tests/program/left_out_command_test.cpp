@@ -55,6 +55,22 @@ TEST(LeftOutCommand, WhatMultipliesByZeroFailsStrictlyAndSaysSo) {
   }
 }
 
+// Rows without keys have an lse of -inf, so the case runs with finite numbers, too. They change nothing about o.
+TEST(LeftOutCommand, ARoundingBesideInfinitiesIsNoLeak) {
+  const json cases = cases_of(
+      "--op attention --pass forward --dtype bf16 --batch 2 --q-heads 4 --q-seq 33 --head-dim 64 "
+      "--kv-heads 2 --kv-seq 65 --with key_padding_mask+lse --candidate "
+      "mutant-probabilities_rounded --plugin " +
+          test_plugin("mutants"),
+      1);
+  ASSERT_EQ(cases.size(), 1u);
+  const json& c = cases.at(0);
+  const std::string reason = c.at("reason");
+  EXPECT_EQ(c.at("kind"), "accuracy");
+  EXPECT_TRUE(reason.ends_with("; passes under p_in_16_bit (contracts/framework.json grants it)")) << reason;
+  EXPECT_EQ(c.at("outputs").at(0).at("leaks_left_out"), false);
+}
+
 TEST(LeftOutCommand, ItSaysWhichRecipesAreNeededToo) {
   const json cases = cases_of(attention("eager-least", kStrict, "fp16"), 1);
   for (const json& c : cases) {
