@@ -13,8 +13,6 @@
 #     soak        the products in random sizes, for about five minutes
 #     ranks       operators over ranks on all GPUs of the machine, at least two; scaling: their times
 #
-# BUILD=FOLDER: a finished build of these sources; without it the preset `cuda` is built.
-#
 # The contents of DIR are not committed; the repository keeps summaries. `scripts/results.py summarize` merges DIR into
 # tests/gpu/results/<device>.json. A summary can't distinguish the files of a folder, so DIR may only hold results of
 # one kind of device and one state of the kernels, recorded in DIR/device.txt and DIR/kernels.json. Reports above one
@@ -32,8 +30,7 @@ if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|tests|judge|suites|sanitize|benc
 fi
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-readonly out build=${BUILD:-build/cuda}
-readonly tool=$build/check_operator
+readonly out tool=build/cuda/check_operator
 readonly rows=$out/rows  # one file per table line, since checks run in parallel; .trouble exists after any failure
 rm -rf "$rows" && mkdir "$rows"
 
@@ -151,15 +148,13 @@ readonly gpus device kernels
 only device.txt "another device or number of GPUs" "$device"
 only kernels.json "other kernels" "$kernels"
 
-if [[ -z ${BUILD:-} ]]; then
-  cmake --preset cuda
-  cmake --build --preset cuda --parallel "$(nproc)"
-fi
+cmake --preset cuda
+cmake --build --preset cuda --parallel "$(nproc)"
 
 # What only a GPU can get wrong, through the whole program: runs the tests with a label.
 run_labelled() {
   local rc=0 start=$SECONDS log=$1-tests.log
-  timeout --kill-after=10 300 ctest --test-dir "$build" --output-on-failure -L "^$1\$" >"$out/$log" 2>&1 || rc=$?
+  timeout --kill-after=10 300 ctest --preset cuda -L "^$1\$" >"$out/$log" 2>&1 || rc=$?
   if ((rc != 0)); then
     trouble
     tail -n 40 "$out/$log"
@@ -204,7 +199,7 @@ run_sanitize() {
   # workers.
   timeout --kill-after=10 120 "$sanitizer" --tool memcheck --target-processes all --error-exitcode 86 \
     "$tool" --op matmul --device cuda --batch 1 --seq 2 --k-dim 4 --n-dim 4 --candidate illegal_address \
-    --plugin "$build/tests/plugins/gpu_faults.so" >"$out/sanitizer-control.log" 2>&1 || true
+    --plugin build/cuda/tests/plugins/gpu_faults.so >"$out/sanitizer-control.log" 2>&1 || true
   local seen="illegal write reported"
   grep -q 'Invalid __global__ write' "$out/sanitizer-control.log" || { seen="BLIND: illegal write not seen" && trouble; }
   row sanitizer-control "$seen" 0 sanitizer-control.log

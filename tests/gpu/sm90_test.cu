@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "on_sm90.hpp"
 #include "sm90/select.cuh"
 
 namespace checkop::kernels {
@@ -123,7 +122,15 @@ std::string text(const Shape& at, Along along, Values values) {
 constexpr Along kAlongs[] = {Along::k_rows, Along::k_k, Along::rows_rows};
 constexpr Values kAllValues[] = {Values::normal, Values::spread, Values::not_finite, Values::zeros, Values::tiny};
 
-using Sm90 = OnSm90;
+class Sm90 : public testing::Test {
+ protected:
+  void SetUp() override {
+    int major = 0, minor = 0;
+    ASSERT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
+    ASSERT_EQ(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0), cudaSuccess);
+    if (major != 9 || minor != 0) GTEST_SKIP() << "wgmma exists on sm_90 alone";
+  }
+};
 
 /// Expects this configuration, for products of at most `max_rows` rows, to have the bits of mma.sync and to write
 /// nothing else.
