@@ -47,6 +47,7 @@ SECONDS_PER_COMMAND = 60
 # Files that pages may name although a checkout lacks them, because a script creates them. None at present.
 GENERATED = ()
 HAS_TORCH = importlib.util.find_spec("torch") is not None
+NEED_TORCH = {"--torch-op", "--peer"}
 LAUNCHERS = ("mpirun", "srun")
 RECIPES = ("<!-- recipes: written by tests/program/docs_test.py --write -->\n", "<!-- end of recipes -->")
 NEEDS_NO_DEVICE = ("mutate", "contract explain", "contract lint", "contract diff", "report", "report diff", "report merge",
@@ -246,14 +247,15 @@ class Program:
         unknown = [word for word in words if word.startswith("--") and word.partition("=")[0] not in self.flags(subcommand)]
         if unknown:
             return f"unknown flag {unknown[0]}"
-        if command.launched or not command.is_run or (not HAS_TORCH and (subcommand == "import" or "--torch-op" in words)):
+        if command.launched or not command.is_run or (not HAS_TORCH and (subcommand == "import" or NEED_TORCH & set(words))):
             return ""
         on_cpu = value_of(words, "--device") == "cpu" or subcommand in NEEDS_NO_DEVICE
         if words[0] == "build/cuda/check_operator" or not on_cpu:
             if subcommand not in ("", "run") or "--inputs" in words or "--replay" in words:
                 return ""
             words = self.as_list(words)
-        code, text = self.run([self.program, *words[1:]], command.environment)
+        installed = self.package if words[0] == "check_operator" else {}  # as pip does, beside the package
+        code, text = self.run([self.program, *words[1:]], {**installed, **command.environment})
         if code != command.exit_code:
             return f"exits {code}, not {command.exit_code}:\n{text[-1500:]}"
         return "" if command.output in text else f"prints otherwise than the block below it:\n{text[-1500:]}"
