@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -31,8 +32,12 @@ constexpr TensorSpec kLse{"lse", kRows, Fill::saved, "", DType::f32, /*optional=
 
 constexpr std::array kForwardIn{kQ, kK, kV, kMask, kSinks};
 constexpr std::array kForwardOut{
-    OutputSpec{{"o", kQueries}, Numerics::contraction, "head_dim kv_seq"},
-    OutputSpec{{"lse", kRows, Fill::normal, "", DType::f32, /*optional=*/true}, Numerics::logprob, "head_dim kv_seq"}};
+    OutputSpec{{"o", kQueries}, Numerics::contraction, "head_dim kv_seq", /*sampled=*/true},
+    OutputSpec{{"lse", kRows, Fill::normal, "", DType::f32, /*optional=*/true},
+               Numerics::logprob,
+               "head_dim kv_seq",
+               /*sampled=*/true,
+               /*sampled_whole=*/"batch q_heads"}};
 constexpr std::array kBackwardIn{kQ,
                                  kK,
                                  kV,
@@ -42,12 +47,13 @@ constexpr std::array kBackwardIn{kQ,
                                  TensorSpec{"o", kQueries, Fill::saved, "", {}, /*optional=*/true},
                                  kLse,
                                  TensorSpec{"grad_lse", kRows, Fill::upstream, "", DType::f32, /*optional=*/true}};
-// A key's gradient sums over the queries of its group of heads. The spec names all heads, because extents have no
-// quotients.
+// A key's gradient sums over the queries of its group of heads, each of which takes the whole softmax of that query:
+// so all keys of a head cost as much as one. The spec names all heads, because extents have no quotients.
+constexpr std::string_view kKeyHead = "batch kv_heads", kOfKey = "head_dim kv_seq q_heads*q_seq";
 constexpr std::array kBackwardOut{
-    OutputSpec{{"dq", kQueries}, Numerics::contraction, "head_dim kv_seq"},
-    OutputSpec{{"dk", kKeys}, Numerics::contraction, "head_dim kv_seq q_heads*q_seq"},
-    OutputSpec{{"dv", kKeys}, Numerics::contraction, "head_dim kv_seq q_heads*q_seq"},
+    OutputSpec{{"dq", kQueries}, Numerics::contraction, "head_dim kv_seq", /*sampled=*/true},
+    OutputSpec{{"dk", kKeys}, Numerics::contraction, kOfKey, /*sampled=*/true, kKeyHead},
+    OutputSpec{{"dv", kKeys}, Numerics::contraction, kOfKey, /*sampled=*/true, kKeyHead},
     OutputSpec{kDSinks, Numerics::reduction, "head_dim kv_seq batch*q_seq"},
 };
 
@@ -58,7 +64,8 @@ constexpr std::string_view kEager = "eager attention of Hugging Face: matmul, so
 constexpr size_t kCausal = 0, kScale = 1, kWindowLeft = 2, kWindowRight = 3, kSoftcapOfScores = 4;
 
 constexpr int64_t kRowsOfATask = 16;
-constexpr double kScaleRounding = 3;  // 1/sqrt(head_dim) rounds twice, the product with it once
+constexpr int64_t kTasksOfAHead = 16;  // of the queries of a head, where a single head is computed
+constexpr double kScaleRounding = 3;   // 1/sqrt(head_dim) rounds twice, the product with it once
 
 /// Indices of a pass's inputs, for keys stored in `parts` parts. With several, as in kv_cache_attention, there are none
 /// from sinks on but the upstream gradient.
@@ -130,9 +137,11 @@ struct Dot {
 /// Values and their two error coefficients; see GoldRows. With recipes, also the roundings to 16 bits in the sums: the
 /// sum of their squared errors and that of the errors' sizes, in units of the unit roundoff of the dtype of the case.
 /// With saved inputs, also by how much each of them moves the values of a kernel that uses it.
+///
+/// Holds `n` elements, from number `first` on. A block of no elements takes what is added to it and forgets it.
 struct Block {
   std::vector<double> value, magnitude, rounding, squares, sizes, by_o, by_lse, spread, deviation;
-  explicit Block(int64_t n, bool recipes = false, bool saved = false)
+  explicit Block(int64_t n, bool recipes = false, bool saved = false, int64_t first = 0)
       : value(at(n)),
         magnitude(at(n)),
         rounding(at(n)),
@@ -141,10 +150,13 @@ struct Block {
         by_o(saved ? at(n) : 0),
         by_lse(by_o.size()),
         spread(recipes || saved ? at(n) : 0),
-        deviation(spread.size()) {}
+        deviation(spread.size()),
+        first_(first) {}
 
   /// [first, first + n) += factor*x. The errors of `factor` are `factor_magnitude` and `factor_rounding`.
   void add(int64_t first, int64_t n, double factor, double factor_magnitude, double factor_rounding, const double* x) {
+    if (value.empty()) return;
+    first -= first_;
     double *to = &value[at(first)], *m = &magnitude[at(first)], *r = &rounding[at(first)];
     for (int64_t d = 0; d < n; ++d) {
       to[d] += factor * x[d];
@@ -156,10 +168,23 @@ struct Block {
   void add_roundings(int64_t first, int64_t n, double of_squares, double of_sizes, const double* x) {
     for (int64_t d = 0; d < n; ++d) add_rounding(first + d, of_squares * x[d] * x[d], of_sizes * std::abs(x[d]));
   }
-  void add_rounding(int64_t i, double square, double size) { squares[at(i)] += square, sizes[at(i)] += size; }
+  void add_rounding(int64_t i, double square, double size) {
+    if (value.empty()) return;
+    squares[at(i - first_)] += square, sizes[at(i - first_)] += size;
+  }
   /// [first, first + n) moves by o*x in a kernel that uses the saved o, by lse*x in one that uses the saved lse.
   void move(int64_t first, int64_t n, double o, double lse, const double* x) {
+    if (value.empty()) return;
+    first -= first_;
     for (int64_t d = 0; d < n; ++d) by_o[at(first + d)] += o * x[d], by_lse[at(first + d)] += lse * x[d];
+  }
+  /// Adds a block that holds some of these elements, whose spread is not there yet.
+  void add(const Block& part) {
+    const auto add_to = [&](std::vector<double>& to, const std::vector<double>& from) {
+      for (size_t i = 0; i < from.size(); ++i) to[at(part.first_ - first_) + i] += from[i];
+    };
+    add_to(value, part.value), add_to(magnitude, part.magnitude), add_to(rounding, part.rounding);
+    add_to(squares, part.squares), add_to(sizes, part.sizes), add_to(by_o, part.by_o), add_to(by_lse, part.by_lse);
   }
   /// Turns roundings and moves into their spread, once they are all there.
   /// `equal`: all probabilities of a query are equal.
@@ -170,10 +195,22 @@ struct Block {
       spread[i] = all.most + moved, deviation[i] = std::hypot(all.deviation, moved);
     }
   }
-  void sink(const GoldArgs& args, int output, int64_t row) const {
-    args.sink({output, row, 1, static_cast<int64_t>(value.size()), value.data(), magnitude.data(), rounding.data(),
-               spread.empty() ? nullptr : spread.data(), deviation.empty() ? nullptr : deviation.data()});
+  /// Emits all elements as one row, or elements [first, first + n).
+  void sink(const GoldArgs& args, int output, int64_t row) const { sink(args, output, row, 0, std::ssize(value)); }
+  void sink(const GoldArgs& args, int output, int64_t row, int64_t first, int64_t n) const {
+    const auto from = [&](const std::vector<double>& all) { return all.empty() ? nullptr : &all[at(first)]; };
+    args.sink({output, row, 1, n, from(value), from(magnitude), from(rounding), from(spread), from(deviation)});
   }
+  /// Emits what the gold was asked for of batch entry `entry`: all, or rows of `columns` elements.
+  void sink_rows(const GoldArgs& args, int output, int64_t entry, int64_t columns) const {
+    if (args.rows(output).all) return sink(args, output, entry);
+    const int64_t rows = std::ssize(value) / columns;
+    for (int64_t i = 0; i < rows; ++i)
+      if (args.rows(output).has(entry * rows + i)) sink(args, output, entry * rows + i, i * columns, columns);
+  }
+
+ private:
+  int64_t first_;
 };
 
 /// The softmax of one query over its visible keys and the sink of its head. `growth` and `rounding` are coefficients of
@@ -422,9 +459,16 @@ void attention_forward(const GoldArgs& args, int parts) {
     const Entry entry(args, {parts}, s, b);
     const int64_t rows = s.q_heads * s.q_seq;
     Block o(s.queries(), !args.recipes.none()), lse(rows, !args.recipes.none());
-    args.parallel_for((rows + kRowsOfATask - 1) / kRowsOfATask, [&](int64_t task) {
+    std::vector<int64_t> wanted;
+    for (int64_t r = 0; r < rows; ++r) {
+      const bool of_lse = has_lse_out(args) && args.rows(kLseOut).has(b * s.q_heads + r / s.q_seq);
+      if (of_lse || args.rows(0).has(b * rows + r)) wanted.push_back(r);
+    }
+    const int64_t n_wanted = std::ssize(wanted);
+    args.parallel_for((n_wanted + kRowsOfATask - 1) / kRowsOfATask, [&](int64_t task) {
       QueryRow row;
-      for (int64_t r = task * kRowsOfATask; r < std::min(rows, (task + 1) * kRowsOfATask); ++r) {
+      for (int64_t i = task * kRowsOfATask; i < std::min(n_wanted, (task + 1) * kRowsOfATask); ++i) {
+        const int64_t r = wanted[at(i)];
         entry.load(r / s.q_seq, r % s.q_seq, row);
         const int64_t to = r * s.head_dim;
         for (size_t j = 0; j < row.keys.size(); ++j) {
@@ -437,10 +481,10 @@ void attention_forward(const GoldArgs& args, int parts) {
       }
     });
     o.finish(args, 0, entry.scale == 0);
-    o.sink(args, 0, b);
+    o.sink_rows(args, 0, b, s.head_dim);
     if (!has_lse_out(args)) continue;
     lse.finish(args, kLseOut, entry.scale == 0);
-    lse.sink(args, kLseOut, b);
+    lse.sink_rows(args, kLseOut, b, s.q_seq);
   }
 }
 
@@ -754,19 +798,63 @@ void attention_backward(const GoldArgs& args, int parts) {
     const bool rounds_heads = recipes.has(recipe::kGroup) && group > 1;
     const Saved saved(args, inputs, s, b);
     Block dq(s.queries(), rounds, has_saved), dk(s.keys(), rounds, has_saved), dv(s.keys(), rounds, has_saved);
-    args.parallel_for(s.kv_heads, [&](int64_t kv_head) {
+    const int64_t key_elements = s.kv_seq * s.head_dim;
+    const auto differentiate = [&](int64_t head, int64_t begin, int64_t end, Block& to_dk, Block& to_dv,
+                                   Block& to_dsinks) {
       QueryRow row;
-      const int64_t first = kv_head * s.kv_seq * s.head_dim, n = s.kv_seq * s.head_dim;
+      for (int64_t i = begin; i < end; ++i)
+        differentiate_row(recipes, entry, s, grad, grad_lse, saved, head, i, row, dq, to_dk, to_dv, to_dsinks);
+    };
+    // The queries of a head are those of `run`.
+    const auto differentiate_group = [&](int64_t kv_head, const std::function<void(int64_t)>& run) {
+      const int64_t first = kv_head * key_elements, n = rounds_heads ? key_elements : 0;
       for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-        RoundedHeads of_k(dk, first, rounds_heads ? n : 0), of_v(dv, first, rounds_heads ? n : 0);
-        for (int64_t i = 0; i < s.q_seq; ++i)
-          differentiate_row(recipes, entry, s, grad, grad_lse, saved, head, i, row, dq, dk, dv, dsinks);
+        RoundedHeads of_k(dk, first, n), of_v(dv, first, n);
+        run(head);
         of_k.add(recipes), of_v.add(recipes);
       }
-    });
+    };
+    const RowSet &of_keys = args.rows(inputs.k(0)), &of_queries = args.rows(0);
+    if (of_keys.all || has(args, inputs.sinks())) {  // a sink's gradient needs all queries
+      args.parallel_for(s.kv_heads, [&](int64_t kv_head) {
+        differentiate_group(kv_head, [&](int64_t head) { differentiate(head, 0, s.q_seq, dk, dv, dsinks); });
+      });
+    } else {
+      std::vector<int64_t> others;  // queries whose keys are not asked for
+      for (int64_t kv_head = 0; kv_head < s.kv_heads; ++kv_head) {
+        const int64_t first_row = (b * s.kv_heads + kv_head) * s.kv_seq;
+        if (!of_keys.has_any(first_row, first_row + s.kv_seq)) {
+          for (int64_t r = kv_head * group * s.q_seq; r < (kv_head + 1) * group * s.q_seq; ++r)
+            if (of_queries.has(b * rows + r)) others.push_back(r);
+          continue;
+        }
+        differentiate_group(kv_head, [&](int64_t head) {
+          const int64_t each = (s.q_seq + kTasksOfAHead - 1) / kTasksOfAHead;
+          std::vector<std::pair<Block, Block>> parts_of_head(at(kTasksOfAHead), {Block(0), Block(0)});
+          args.parallel_for(kTasksOfAHead, [&](int64_t task) {
+            const Block empty(key_elements, rounds, has_saved, kv_head * key_elements);
+            auto& [to_dk, to_dv] = parts_of_head[at(task)] = {empty, empty};
+            Block no_sinks(0);
+            differentiate(head, std::min(s.q_seq, task * each), std::min(s.q_seq, (task + 1) * each), to_dk, to_dv,
+                          no_sinks);
+          });
+          for (const auto& [of_dk, of_dv] : parts_of_head) dk.add(of_dk), dv.add(of_dv);
+        });
+      }
+      args.parallel_for(std::ssize(others), [&](int64_t i) {
+        Block no_keys(0), no_values(0), no_sinks(0);
+        const int64_t head = others[at(i)] / s.q_seq, query = others[at(i)] % s.q_seq;
+        differentiate(head, query, query + 1, no_keys, no_values, no_sinks);
+      });
+    }
     const bool equal = entry.scale == 0;
     dq.finish(args, 0, equal), dk.finish(args, inputs.k(0), equal), dv.finish(args, inputs.v(0), equal);
-    dq.sink(args, 0, b);
+    dq.sink_rows(args, 0, b, s.head_dim);
+    if (parts == 1) {
+      dk.sink_rows(args, Inputs::k(0), b, s.head_dim);
+      dv.sink_rows(args, Inputs::v(0), b, s.head_dim);
+      continue;
+    }
     int64_t first = 0;
     for (int part = 0; part < parts; ++part) {  // outputs have the order of the inputs that they belong to
       const int64_t n = args.in(Inputs::k(part)).shape[2];
