@@ -184,6 +184,8 @@ run_suites() {
   judge ci 500 --suite ci --candidate all $ops &
   [[ -z $ops ]] || { wait; return; }
   judge large 300 --suite large --op logp,ratio_kl,grpo_loss,lm_head --candidate cuda --dtype bf16 --filter '*bf16-[18]x1[47]*' &
+  judge large-rows 300 --suite large --op rms_norm,silu,swiglu,gated_rms_norm,quant_fp8_block,embedding,entropy --candidate cuda \
+    --check accuracy &
   judge large-linear_logp 120 --suite large --op linear_logp --candidate cuda --dtype bf16 --pass forward
   wait
 }
