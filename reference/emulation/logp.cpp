@@ -35,8 +35,8 @@ constexpr FaultSpec kDroppedRowCounted{"dropped_row_counted",
                                        "a row whose id does not stay has the gradients of its other logits"};
 
 /// Columns that stay, in ascending order; all of them without top_k and top_p.
-std::vector<size_t> kept_columns(const EmulationArgs& args, const LogitTransform& transform, const TransformedRow& row,
-                                 int64_t target) {
+std::vector<size_t> kept_columns(const EmulationArgs& args, const LogitTransform& transform, const float* x,
+                                 const TransformedRow& row, int64_t target) {
   const Arithmetic& a = args.arithmetic;
   std::vector<size_t> order(row.z.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -44,14 +44,14 @@ std::vector<size_t> kept_columns(const EmulationArgs& args, const LogitTransform
   if (std::any_of(row.z.begin(), row.z.end(), [](float z) { return std::isnan(z); })) return order;
   const bool reverses = a.has(kTiesLastFirst.name);
   std::sort(order.begin(), order.end(),
-            [&](size_t i, size_t j) { return row.z[i] != row.z[j] ? row.z[i] > row.z[j] : (i < j) != reverses; });
+            [&](size_t i, size_t j) { return x[i] != x[j] ? x[i] > x[j] : (i < j) != reverses; });
   size_t count = order.size();
   if (args.attrs[3] > 0) {
     auto k = static_cast<size_t>(args.attrs[3]);
     if (a.has(kTopKOneMore.name)) ++k;
     if (a.has(kTopKOneLess.name) && k > 1) --k;
     count = std::min(count, k);
-    while (a.has(kTopKTiesKept.name) && count < order.size() && row.z[order[count]] == row.z[order[count - 1]]) ++count;
+    while (a.has(kTopKTiesKept.name) && count < order.size() && x[order[count]] == x[order[count - 1]]) ++count;
   }
   const size_t of_sum = a.has(kTopPOfAll.name) ? order.size() : count;
   const float scale = a.has(kTopPUntempered.name) ? transform.temperature : 1;
@@ -77,8 +77,9 @@ struct KeptRow {
   std::vector<size_t> columns;  ///< those that stay
   std::vector<float> z;         ///< of these, or with a fault those that are summed
 
-  KeptRow(const EmulationArgs& args, const LogitTransform& transform, TransformedRow row, int64_t target)
-      : all(std::move(row)), columns(kept_columns(args, transform, all, target)) {
+  KeptRow(const EmulationArgs& args, const LogitTransform& transform, const float* x, TransformedRow row,
+          int64_t target)
+      : all(std::move(row)), columns(kept_columns(args, transform, x, all, target)) {
     for (const size_t v : columns) z.push_back(all.z[v]);
   }
   bool is_whole() const { return columns.size() == all.z.size(); }
@@ -105,7 +106,7 @@ void for_each_row(const EmulationArgs& args, const Body& body) {
     const TakenRow taken = take_row(args.arithmetic, ids[static_cast<size_t>(r)], ignore_index, x.columns);
     if (taken.skipped) return;
     const int64_t id = column_of(args, taken.id);
-    body(r, KeptRow(args, transform, TransformedRow(args.arithmetic, transform, x.row(r), x.columns), id), id,
+    body(r, KeptRow(args, transform, x.row(r), TransformedRow(args.arithmetic, transform, x.row(r), x.columns), id), id,
          taken.scale);
   });
 }
