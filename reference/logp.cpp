@@ -48,6 +48,11 @@ constexpr std::array kBackwardRecipes{
 struct Changes {
   LogitTransform transform{1, 0};
   Truncation truncation = {};
+
+  /// Whether transformed logits are rounded, step by step, by the recipe transform_in_16_bit. With top_k or top_p they
+  /// are not: rounding makes many logits equal, and kernels that round there differ in which of equal ones they keep.
+  bool steps(const GoldArgs& args) const { return !truncation.is_active() && stepped(args).is_active(); }
+  SteppedTransform stepped(const GoldArgs& args) const { return {args, transform}; }
 };
 
 /// The logits of a row, transformed, and the softmax of those that stay.
@@ -59,8 +64,8 @@ struct Row {
   Row(const GoldArgs& args, int64_t row, const Changes& changes, int64_t target) {
     RowScratch& s = row_scratch(args.in(0).shape.back());
     decode_row(args.in(0), row, s.z);
-    const SteppedTransform stepped(args, changes.transform);
-    const bool steps = stepped.is_active();
+    const SteppedTransform stepped = changes.stepped(args);
+    const bool steps = changes.steps(args);
     for (const double x : s.z) logits.push_back(steps ? stepped(exact(x)) : changes.transform(x));
     if (!changes.truncation.is_active()) {
       add_logits(softmax, logits);
@@ -117,8 +122,8 @@ void differentiate(const GoldArgs& args, const Changes& changes) {
   const int64_t vocab = args.in(0).shape.back(), rows = args.in(1).count();
   const std::vector<int64_t> ids = read_ids_to_use(args, args.in(1), vocab);
   const bool rounds = args.recipes.has(recipe::kLogp), rounds_upstream = args.recipes.has(recipe::kUpstream);
-  const SteppedTransform stepped(args, changes.transform);
-  const bool steps = stepped.is_active();
+  const SteppedTransform stepped = changes.stepped(args);
+  const bool steps = changes.steps(args);
   args.for_rows(0, rows, [&](int64_t r) {
     RowScratch& s = row_scratch(vocab);
     const int64_t id = ids[static_cast<size_t>(r)];
@@ -156,16 +161,17 @@ void tp_backward(const GoldArgs& args) { differentiate(args, {}); }
 void check_logp(const IdentityArgs& args) { check_zero_rows(args, 0, rows_to_use(args.in(1), args.attrs)); }
 
 /// The gradients of a row must sum to 0, unless each has another derivative of a soft cap; ignored rows must be 0.
-void check_differentiated(const IdentityArgs& args, const LogitTransform& transform) {
+void check_differentiated(const IdentityArgs& args, const Changes& changes) {
   const std::vector<char> used = rows_to_use(args.in(1), args.attrs);
   const double unit = args.recipes.case_unit();
-  if (transform.is_linear())
-    check_row_sums(args, 0, 0, 2, used, transform, args.recipes.has(recipe::kLogp) ? unit : 0,
-                   args.recipes.has(recipe::kTransform) ? unit : 0);
+  const bool steps = args.recipes.has(recipe::kTransform) && !changes.truncation.is_active();
+  if (changes.transform.is_linear())
+    check_row_sums(args, 0, 0, 2, used, changes.transform, args.recipes.has(recipe::kLogp) ? unit : 0,
+                   steps ? unit : 0);
   check_zero_rows(args, 0, used);
 }
-void check_gradient(const IdentityArgs& args) { check_differentiated(args, transform_of(args.attrs)); }
-void check_tp_gradient(const IdentityArgs& args) { check_differentiated(args, LogitTransform(1, 0)); }
+void check_gradient(const IdentityArgs& args) { check_differentiated(args, changes_of(args.attrs)); }
+void check_tp_gradient(const IdentityArgs& args) { check_differentiated(args, {}); }
 
 Work work(const GoldArgs& args) { return {0, bytes_left_out(args.in(0), rows_to_use(args.in(1), args.attrs))}; }
 

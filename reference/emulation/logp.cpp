@@ -34,13 +34,18 @@ constexpr FaultSpec kTargetNotKept{"target_not_kept", "keep_target is ignored"};
 constexpr FaultSpec kDroppedRowCounted{"dropped_row_counted",
                                        "a row whose id does not stay has the gradients of its other logits"};
 
+/// Whether top_k or top_p leaves out logits. tp_logp has no such attributes.
+bool truncates(const EmulationArgs& args) {
+  return args.attrs.size() >= 6 && (args.attrs[3] != 0 || args.attrs[4] != 1);
+}
+
 /// Columns that stay, in ascending order; all of them without top_k and top_p.
 std::vector<size_t> kept_columns(const EmulationArgs& args, const LogitTransform& transform, const float* x,
                                  const TransformedRow& row, int64_t target) {
   const Arithmetic& a = args.arithmetic;
   std::vector<size_t> order(row.z.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  if (args.attrs.size() < 6 || (args.attrs[3] == 0 && args.attrs[4] == 1)) return order;
+  if (!truncates(args)) return order;
   if (std::any_of(row.z.begin(), row.z.end(), [](float z) { return std::isnan(z); })) return order;
   const bool reverses = a.has(kTiesLastFirst.name);
   std::sort(order.begin(), order.end(),
@@ -98,7 +103,8 @@ struct KeptRow {
 /// body(r, row, id, scale) for every row that is not left out.
 template <class Body>
 void for_each_row(const EmulationArgs& args, const Body& body) {
-  const LogitTransform transform = LogitTransform::of(args);
+  LogitTransform transform = LogitTransform::of(args);
+  transform.has_recipe = !truncates(args);
   const Matrix x = matrix(args, 0);
   const std::vector<int64_t> ids = args.integers(1);
   const auto ignore_index = static_cast<int64_t>(args.attrs[0]);
