@@ -2,13 +2,14 @@
 // varlen_attention / cuda: attention of every packed sequence by itself, on the tiles of cuda/attention.cuh.
 //   inputs: q, k, v, cu_seqlens_q, cu_seqlens_k, sinks     backward: then grad_o, grad_lse
 //   outputs: o, lse     backward: dq, dk, dv, dsinks
-//   q, o, grad_o, dq: [tokens_q, q_heads, head_dim]   k, v, dk, dv: [tokens_k, kv_heads, head_dim]   f32|f16|bf16
+//   q, dq: [tokens_q, q_heads, head_dim]   k, dk: [tokens_k, kv_heads, head_dim]   f32|f16|bf16
+//   o, grad_o: [tokens_q, q_heads, v_dim]   v, dv: [tokens_k, kv_heads, v_dim]
 //   cu_seqlens_q, cu_seqlens_k: [seqs + 1] i32, from 0 on, not decreasing, at most the tokens; the second may be
 //   absent: then the keys have the bounds of the queries. sinks, dsinks: [q_heads], lse, grad_lse: [tokens_q, q_heads]
 //   f32; they may be absent. Rows behind the last sequence become 0, in lse -inf. Limits: contiguous,
-//   head_dim <= 256, q_heads a multiple of kv_heads. Workspace: forward none; backward tokens_q * q_heads * 12 bytes
-//   (max, 1/sum and D of every query). Expected error: that of attention of one sequence. A sequence's bits are those
-//   of attention of it alone.
+//   head_dim and v_dim <= 256, q_heads a multiple of kv_heads. Workspace: forward none; backward tokens_q * q_heads *
+//   12 bytes (max, 1/sum and D of every query). Expected error: that of attention of one sequence. A sequence's bits
+//   are those of attention of it alone.
 #include "varlen_attention/portable.cuh"
 
 namespace checkop::kernels {
@@ -39,7 +40,7 @@ __global__ __launch_bounds__(kThreads) void varlen_dq(AttentionParams p, const i
     float sum[kChunks][4] = {};
     __syncthreads();
     load_tile<kChunks>(query_rows(q, p, own.begin, head), own.first, p.q_seq, qs);
-    load_tile<kChunks>(query_rows(grad, p, own.begin, head), own.first, p.q_seq, grads);
+    load_tile<kChunks>(output_rows(grad, p, own.begin, head), own.first, p.q_seq, grads);
     for (int pass = 0; pass < 2; ++pass) {
       for (int64_t key = p.key_begin(own.first); key < end; key += kTile) {
         float score[kPerThread], dp[kPerThread];
@@ -105,19 +106,20 @@ __global__ __launch_bounds__(kThreads) void varlen_dkdv(AttentionParams p, const
   const bool is_rest = own.sequence == sequences;
   const int64_t q_begin = is_rest ? 0 : q_bounds[own.sequence];
   p.q_seq = is_rest ? 0 : q_bounds[own.sequence + 1] - q_begin, p.kv_seq = own.n;
-  const int64_t stride = p.kv_heads * p.width;
+  const int64_t stride = p.kv_heads * p.width, v_stride = p.kv_heads * p.v_width;
   for (int64_t kv_head = blockIdx.y; kv_head < p.kv_heads; kv_head += gridDim.y) {
-    const int64_t key = own.first + threadIdx.x / kLanes, at_head = own.begin * stride + kv_head * p.width;
+    const int64_t key = own.first + threadIdx.x / kLanes, at_head = own.begin * stride + kv_head * p.width,
+                  v_at_head = own.begin * v_stride + kv_head * p.v_width;
     float dk_sum[kChunks][4] = {}, dv_sum[kChunks][4] = {};
     __syncthreads();
     load_tile<kChunks>(HeadRows<const T>{source.k + at_head, stride, p.width}, own.first, p.kv_seq, keys);
-    load_tile<kChunks>(HeadRows<const T>{source.v + at_head, stride, p.width}, own.first, p.kv_seq, values);
+    load_tile<kChunks>(HeadRows<const T>{source.v + v_at_head, v_stride, p.v_width}, own.first, p.kv_seq, values);
     for (int64_t head = kv_head * p.group(); head < (kv_head + 1) * p.group(); ++head) {
       for (int64_t query = p.query_begin(own.first); query < p.query_end(own.first + kTile - 1); query += kTile) {
         float score[kPerThread], dp[kPerThread];
         __syncthreads();
         load_tile<kChunks>(query_rows(q, p, q_begin, head), query, p.q_seq, qs);
-        load_tile<kChunks>(query_rows(grad, p, q_begin, head), query, p.q_seq, grads);
+        load_tile<kChunks>(output_rows(grad, p, q_begin, head), query, p.q_seq, grads);
         __syncthreads();
         products<kChunks>(keys, qs, score);
         products<kChunks>(values, grads, dp);
@@ -141,7 +143,7 @@ __global__ __launch_bounds__(kThreads) void varlen_dkdv(AttentionParams p, const
       }
     }
     store_row<kChunks>(dk_sum, key, p.kv_seq, HeadRows<T>{dk + at_head, stride, p.width});
-    store_row<kChunks>(dv_sum, key, p.kv_seq, HeadRows<T>{dv + at_head, stride, p.width});
+    store_row<kChunks>(dv_sum, key, p.kv_seq, HeadRows<T>{dv + v_at_head, v_stride, p.v_width});
   }
 }
 
@@ -156,7 +158,7 @@ checkop_status launch_forward(const checkop_call* call) {
 checkop_status launch_backward(const checkop_call* call) {
   AttentionParams p;
   if (auto status = check_varlen(call, true, p)) return status;
-  return with_width(call, p.width, [&](auto tag, auto width) {
+  return with_width(call, p.most_width(), [&](auto tag, auto width) {
     using T = typename decltype(tag)::type;
     constexpr int kChunks = decltype(width)::value;
     auto* stream = static_cast<cudaStream_t>(call->stream);

@@ -20,11 +20,14 @@ inline checkop_status check_varlen(const checkop_call* call, bool backward, Atte
   if (check.rank_at_least(q, "q", 3).rank_at_least(k, "k", 3).rank_at_least(q_bounds, "cu_seqlens_q", 1).failed())
     return check.status();
   if (q.rank != 3) return say(call, CHECKOP_FAILED, "tensor 'q': rank %d, expected 3", q.rank);
-  const auto like = [&](const checkop_tensor& t, const char* name, const checkop_tensor& other, int64_t heads) {
-    check.dtype(t, name, q.dtype).shape(t, name, other, 1, {heads, q.shape[2]}).contiguous(t, name);
+  if (check.rank_at_least(v, "v", 3).failed()) return check.status();
+  const int64_t head_dim = q.shape[2], v_dim = v.shape[2];
+  const auto like = [&](const checkop_tensor& t, const char* name, const checkop_tensor& other, int64_t heads,
+                        int64_t width) {
+    check.dtype(t, name, q.dtype).shape(t, name, other, 1, {heads, width}).contiguous(t, name);
   };
   check.float_dtype(q, "q").contiguous(q, "q");
-  like(k, "k", k, k.shape[1]), like(v, "v", k, k.shape[1]);
+  like(k, "k", k, k.shape[1], head_dim), like(v, "v", k, k.shape[1], v_dim);
   check.dtype(q_bounds, "cu_seqlens_q", CHECKOP_I32).shape(q_bounds, "cu_seqlens_q", q_bounds, 1, {});
   check.contiguous(q_bounds, "cu_seqlens_q");
   if (k_bounds.data != nullptr) {
@@ -38,16 +41,16 @@ inline checkop_status check_varlen(const checkop_call* call, bool backward, Atte
     if (t.data != nullptr) check.dtype(t, name, q.dtype).shape(t, name, q, 0, {q.shape[1]}).contiguous(t, name);
   };
   check_of_heads(call->inputs[kOfSinks], "sinks");
-  like(call->outputs[0], backward ? "dq" : "o", q, q.shape[1]);
+  like(call->outputs[0], backward ? "dq" : "o", q, q.shape[1], backward ? head_dim : v_dim);
   if (!backward) check_rows(call->outputs[1], "lse");
   if (backward) {
-    like(call->inputs[6], "grad_o", q, q.shape[1]);
+    like(call->inputs[6], "grad_o", q, q.shape[1], v_dim);
     check_rows(call->inputs[7], "grad_lse"), check_of_heads(call->outputs[3], "dsinks");
-    like(call->outputs[1], "dk", k, k.shape[1]), like(call->outputs[2], "dv", k, k.shape[1]);
+    like(call->outputs[1], "dk", k, k.shape[1], head_dim), like(call->outputs[2], "dv", k, k.shape[1], v_dim);
     check.workspace(stats_bytes_of(q));
   }
   if (check.failed()) return check.status();
-  return shared_params(call, q, k.shape[1], p);
+  return shared_params(call, q, k.shape[1], v_dim, p);
 }
 
 /// The bounds of the keys.
@@ -58,7 +61,7 @@ inline const int32_t* key_bounds(const checkop_call* call) {
 
 /// Enqueues the forward pass of a call that has been checked.
 inline checkop_status launch_portable(const checkop_call* call, const AttentionParams& p) {
-  return with_width(call, p.width, [&](auto tag, auto width) {
+  return with_width(call, p.most_width(), [&](auto tag, auto width) {
     using T = typename decltype(tag)::type;
     constexpr int kChunks = decltype(width)::value, kBytes = Tiles<kChunks>::bytes(2, 1);
     const checkop_tensor* in = call->inputs;

@@ -28,7 +28,7 @@ std::string mib(double bytes) { return fmt::format("{:.4g} MiB", bytes / 1048576
 
 std::string title(const BenchRecord& record) {
   std::string text = fmt::format("{}/{}  {} ", record.c.op->name, record.pass(), info(record.c.dtype).name);
-  for (const std::string_view dim : dims_of(*record.c.op)) {
+  for (const std::string_view dim : dims_of(record.c)) {
     text += fmt::format(" {}={}", dim, record.c.dims.find(dim)->second);
   }
   return text;
@@ -86,7 +86,7 @@ std::vector<BenchRecord> training_steps(const std::vector<BenchRecord>& records)
 
 std::string to_json_line(const BenchRecord& r) {
   json dims = json::object();
-  for (const std::string_view dim : dims_of(*r.c.op)) dims[std::string(dim)] = r.c.dims.find(dim)->second;
+  for (const std::string_view dim : dims_of(r.c)) dims[std::string(dim)] = r.c.dims.find(dim)->second;
   json line{{"op", r.c.op->name},
             {"pass", r.pass()},
             {"candidate", r.candidate},

@@ -155,7 +155,8 @@ Elements elements_of(const Case& c, const std::vector<Tensor>& inputs, unsigned 
 }
 
 TEST(Sampling, AttentionGivesWholeHeadsOfKeys) {
-  const Dims sizes{{"batch", 2}, {"q_heads", 6}, {"kv_heads", 3}, {"q_seq", 37}, {"kv_seq", 41}, {"head_dim", 5}};
+  const Dims sizes{{"batch", 2},   {"q_heads", 6},  {"kv_heads", 3}, {"q_seq", 37},
+                   {"kv_seq", 41}, {"head_dim", 5}, {"v_dim", 7}};
   const std::vector<ActiveRecipes::Numbers> numbers(4, {1, 6});
   for (const Case& c : {gold_case("attention", "forward", DType::bf16, sizes, {"lse", "key_padding_mask"}),
                         gold_case("attention", "backward", DType::bf16, sizes, {"key_padding_mask", "o", "lse"})}) {
