@@ -23,6 +23,7 @@ struct BenchRecord {
   std::string timing;  ///< "burst" or "sustained"
   Summary ms{};
   size_t repeats = 0;
+  int64_t overruled = 0;  ///< of the repeats: the judge's clock excludes what the candidate's process told
   Cost cost;
   double peak_bytes = 0;                ///< memory of the candidate's inputs, outputs and workspace
   double copy_gbps = 0;                 ///< measured in the same process
