@@ -1,124 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attacks on the times of a GPU: candidates of matmul/forward whose launches take a fifth of a millisecond, or as long
-// as their product, and that try to have `bench` see less. Beside them honest candidates.
+// as their product, and that try to have `bench` see less.
 #include <cuda_runtime_api.h>
 
 #include <chrono>
 #include <cstdint>
 #include <map>
 #include <thread>
-#include <tuple>
 #include <vector>
 
-#include "check_operator.h"
-#include "plugins/call.hpp"
+#include "gpu/timed_product.cuh"
 #include "plugins/gate.hpp"
 #include "plugins/patch.hpp"
 
 namespace {
 
 using namespace test_plugin;
-
-constexpr int kThreads = 256;
-constexpr uint64_t kWorkNs = 200'000;
-
-float* floats(const checkop_tensor& t) { return static_cast<float*>(t.data); }
-cudaStream_t stream_of(const checkop_call* call) { return static_cast<cudaStream_t>(call->stream); }
-checkop_status launched() { return cudaGetLastError() == cudaSuccess ? CHECKOP_OK : CHECKOP_FAILED; }
-
-/// Elements [begin, end) of c = a * b, at the earliest `ns` nanoseconds after the begin of each block.
-__global__ void product(const float* a, const float* b, float* c, int64_t k, int64_t n, int64_t begin, int64_t end,
-                        uint64_t ns) {
-  uint64_t start = 0, now = 0;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
-  const int64_t at = begin + static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  float sum = 0;
-  for (int64_t l = 0; at < end && l < k; ++l) sum = fmaf(a[at / n * k + l], b[l * n + at % n], sum);
-  do {
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  } while (now - start < ns);
-  if (at < end) c[at] = sum;
-}
-
-/// What a call computes, after the call has ended.
-struct Product {
-  const float *a, *b;
-  float* c;
-  int64_t k, n, count;
-
-  explicit Product(const checkop_call* call)
-      : a(floats(call->inputs[0])),
-        b(floats(call->inputs[1])),
-        c(floats(call->outputs[0])),
-        k(call->inputs[1].shape[0]),
-        n(call->inputs[1].shape[1]),
-        count(test_plugin::count(call->outputs[0])) {}
-
-  void launch(cudaStream_t stream, uint64_t ns, int64_t begin, int64_t end) const {
-    const auto blocks = static_cast<unsigned>((end - begin + kThreads - 1) / kThreads);
-    if (blocks > 0) product<<<blocks, kThreads, 0, stream>>>(a, b, c, k, n, begin, end, ns);
-  }
-  void launch(cudaStream_t stream, uint64_t ns) const { launch(stream, ns, 0, count); }
-};
-
-checkop_status multiply(const checkop_call* call, uint64_t ns) {
-  if (call->outputs[0].dtype != CHECKOP_F32) return CHECKOP_UNSUPPORTED;
-  Product(call).launch(stream_of(call), ns);
-  return launched();
-}
-
-cudaStream_t own_stream() {
-  static const cudaStream_t stream = [] {
-    cudaStream_t made = nullptr;
-    cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking);
-    return made;
-  }();
-  return stream;
-}
-
-// --- honest ---
-
-checkop_status honest_timed(const checkop_call* call) { return multiply(call, kWorkNs); }
-checkop_status honest_short(const checkop_call* call) { return multiply(call, 0); }
-
-/// Half of the work on another stream, which is made once.
-checkop_status honest_two_streams_joined(const checkop_call* call) {
-  static const auto make_event = [] {
-    cudaEvent_t event = nullptr;
-    cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-    return event;
-  };
-  static const cudaEvent_t fork = make_event(), join = make_event();
-  const Product all(call);
-  cudaEventRecord(fork, stream_of(call));
-  cudaStreamWaitEvent(own_stream(), fork);
-  all.launch(stream_of(call), kWorkNs, 0, all.count / 2);
-  all.launch(own_stream(), kWorkNs, all.count / 2, all.count);
-  cudaEventRecord(join, own_stream());
-  cudaStreamWaitEvent(stream_of(call), join);
-  return launched();
-}
-
-/// A graph that it makes anew when it is called with other pointers, unless its launch is being recorded.
-checkop_status honest_graph_of_its_own(const checkop_call* call) {
-  using Key = std::tuple<const void*, const void*, void*, int64_t>;
-  static std::map<Key, cudaGraphExec_t> graphs;
-  cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
-  cudaStreamIsCapturing(stream_of(call), &capturing);
-  if (capturing != cudaStreamCaptureStatusNone) return multiply(call, kWorkNs);
-  const Product all(call);
-  cudaGraphExec_t& graph = graphs[{all.a, all.b, all.c, all.count}];
-  if (graph == nullptr) {
-    cudaGraph_t recorded = nullptr;
-    cudaStreamBeginCapture(own_stream(), cudaStreamCaptureModeThreadLocal);
-    all.launch(own_stream(), kWorkNs);
-    if (cudaStreamEndCapture(own_stream(), &recorded) != cudaSuccess ||
-        cudaGraphInstantiate(&graph, recorded, 0) != cudaSuccess)
-      return CHECKOP_FAILED;
-    cudaGraphDestroy(recorded);
-  }
-  return cudaGraphLaunch(graph, stream_of(call)) == cudaSuccess ? CHECKOP_OK : CHECKOP_FAILED;
-}
 
 // --- the clock ---
 
@@ -261,20 +158,11 @@ checkop_status graph_runs_first_only(const checkop_call* call) {
 
 #define CANDIDATE(name) kernel(#name, name, nullptr, CHECKOP_CUDA)
 constexpr checkop_kernel kKernels[] = {
-    CANDIDATE(honest_timed),
-    CANDIDATE(honest_short),
-    CANDIDATE(honest_two_streams_joined),
-    CANDIDATE(honest_graph_of_its_own),
-    CANDIDATE(patches_event_elapsed),
-    CANDIDATE(patches_event_elapsed_of_short),
-    CANDIDATE(claims_zero_ms),
-    CANDIDATE(says_done_early),
-    CANDIDATE(other_stream),
-    CANDIDATE(detached_thread),
-    CANDIDATE(returns_at_once),
-    CANDIDATE(leaves_work_for_the_rival),
-    CANDIDATE(replays_by_content),
-    CANDIDATE(memo_by_pointer),
+    CANDIDATE(patches_event_elapsed), CANDIDATE(patches_event_elapsed_of_short),
+    CANDIDATE(claims_zero_ms),        CANDIDATE(says_done_early),
+    CANDIDATE(other_stream),          CANDIDATE(detached_thread),
+    CANDIDATE(returns_at_once),       CANDIDATE(leaves_work_for_the_rival),
+    CANDIDATE(replays_by_content),    CANDIDATE(memo_by_pointer),
     CANDIDATE(graph_runs_first_only),
 };
 constexpr checkop_plugin kPlugin = plugin(kKernels);
