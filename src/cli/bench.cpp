@@ -14,6 +14,7 @@
 #include "base/output_file.hpp"
 #include "base/paths.hpp"
 #include "case/inputs.hpp"
+#include "case/rank_parts.hpp"
 #include "cli/commands.hpp"
 #include "report/bench_record.hpp"
 #include "report/report.hpp"
@@ -123,6 +124,7 @@ class Bench {
   void start(const std::vector<std::string>& plugins) {
     WorkerConfig config{plugins, device_};
     config.times = true;
+    config.in_worker = shares_ranks_;
     worker_.emplace(std::move(config));
   }
   BenchResult time(const std::vector<std::string>& names, const Case& c, BenchData& data) {
@@ -140,6 +142,7 @@ class Bench {
   std::vector<std::string> plugins_;
   BenchPeers peers_;
   BenchPlan plan_;
+  bool shares_ranks_ = false;  ///< of a GPU: their communicators are in the worker's process, and so are all plugins
   std::optional<Worker> worker_;
   std::optional<BenchRun> cublas_;  ///< of ceiling_case(); not ok if cuBLAS is unavailable
 };
@@ -177,6 +180,10 @@ const BenchRun& Bench::cublas_ceiling() {
 
 std::vector<BenchRecord> Bench::run(const Group& group) {
   const Case& c = group.c;
+  if (const bool shares_ranks = device_ != "cpu" && is_tensor_parallel(c); shares_ranks != shares_ranks_) {
+    shares_ranks_ = shares_ranks;
+    start(plugins_);
+  }
   BenchRecord common;
   common.c = c;
   common.run = new_run_id();
@@ -255,6 +262,7 @@ std::vector<BenchRecord> Bench::run(const Group& group) {
     record.ms = summarize(run.*samples);
     record.repeats = (run.*samples).size();
     record.peak_bytes = run.workspace_bytes + (one.is_peer ? 0 : common.peak_bytes);
+    if (timing == "burst") record.overruled = run.overruled;
     for (const BenchRank& rank : run.ranks)
       record.ranks.push_back({rank.device, summarize(rank.*of_rank).median, rank.workspace_bytes});
     if (cublas) record.cublas_tflops = ceiling_flops / summarize(*cublas.*samples).median / 1e9;

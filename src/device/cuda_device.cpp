@@ -205,6 +205,27 @@ class CudaDevice final : public Device {
     check(cudaGetLastError(), what);  // a launch error that the candidate did not report
   }
 
+  /// Processes take turns on the device: where another one has work, a launch after a break waits for the end of that
+  /// process's turn, some milliseconds, or of its work.
+  bool wait_until_alone(std::chrono::milliseconds limit) override {
+    constexpr double kAnswerMs = 0.2, kBreakMs = 0.05;
+    constexpr int kInARow = 2;
+    make_current();
+    const auto until = Clock::now() + limit;
+    for (int prompt = 0; prompt < kInARow;) {
+      const auto end = Clock::now();
+      if (end > until) return false;
+      while (prompt > 0 && ms_since(end) < kBreakMs) {  // in which another process's turn begins
+      }
+      const auto begin = Clock::now();
+      do_nothing<<<1, 1, 0, launches_->stream()>>>();
+      check(cudaGetLastError(), "wait for other processes");
+      check(cudaStreamSynchronize(launches_->stream()), "wait for other processes");
+      prompt = ms_since(begin) < kAnswerMs ? prompt + 1 : 0;
+    }
+    return true;
+  }
+
   void run(const LaunchMode& mode, const std::function<bool()>& launch) override {
     make_current();
     if (!shared_) return launches_->run(mode, launch);
@@ -224,6 +245,8 @@ class CudaDevice final : public Device {
 
   void flush_cache() override {
     make_current();
+    // What another process set aside. Not every device has this.
+    if (is_by_block_ && cudaCtxResetPersistingL2Cache() != cudaSuccess) (void)cudaGetLastError();
     const size_t bytes = kFlushCaches * cache_bytes();
     if (!flushed_) {
       flushed_.reset(allocate(bytes + sizeof(uint4), "what flushes the cache"));
@@ -239,7 +262,7 @@ class CudaDevice final : public Device {
   double time_ms(const std::function<void()>& enqueue, double cover_us, const std::function<void()>& prepare) override {
     make_current();
     if (!start_) start_ = cuda::make_event(), stop_ = cuda::make_event();
-    release_cache();
+    launches_->release_cache();
     if (cover_us > 0) {
       wait_ns<<<1, 1, 0, launches_->stream()>>>(static_cast<uint64_t>(cover_us * 1e3));
       check(cudaGetLastError(), "cover a launch");
@@ -257,24 +280,6 @@ class CudaDevice final : public Device {
 
  private:
   static constexpr int kThreads = 256;
-
-  /// Resets the part of the L2 cache that a launch may have set aside as persisting, since reading does not evict it.
-  /// Not every device has this.
-  void release_cache() {
-    size_t reserved = 0;
-    if (cudaDeviceGetLimit(&reserved, cudaLimitPersistingL2CacheSize) != cudaSuccess) {
-      (void)cudaGetLastError();
-      return;
-    }
-    if (reserved == 0) return;
-    cudaLaunchAttributeValue no_window{};
-    no_window.accessPolicyWindow.hitProp = cudaAccessPropertyNormal;
-    no_window.accessPolicyWindow.missProp = cudaAccessPropertyNormal;
-    check(cudaStreamSetAttribute(launches_->stream(), cudaLaunchAttributeAccessPolicyWindow, &no_window),
-          "end the stream's access window");
-    check(cudaCtxResetPersistingL2Cache(), "release the L2 cache");
-    check(cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, 0), "release the L2 cache");
-  }
 
   /// How long work beside the stream, which is done, goes on. What an idle device takes to say so is none of it.
   double unfinished_ms() {

@@ -69,6 +69,8 @@ class CudaGuest final : public GuestDevice {
     check(cudaGetLastError(), what);  // a launch error that the candidate did not report
   }
 
+  void release_cache() override { launches_->release_cache(); }
+
   uint64_t time_ns(const std::string& what, double cover_us, const std::function<void()>& launch) override {
     if (!start_) start_ = cuda::make_event(), stop_ = cuda::make_event();
     if (cover_us > 0) {
@@ -85,11 +87,35 @@ class CudaGuest final : public GuestDevice {
     return static_cast<uint64_t>(static_cast<double>(ms) * 1e6);
   }
 
+  bool record(const std::function<bool()>& launch) override {
+    recorded_.reset();
+    try {
+      recorded_ = launches_->record([&] {
+        do_nothing<<<1, 1, 0, launches_->stream()>>>();
+        return launch();
+      });
+      check(cudaGraphUpload(recorded_.get(), launches_->stream()), "upload a graph");
+      check(cudaStreamSynchronize(launches_->stream()), "upload a graph");
+      return true;
+    } catch (const LaunchModeUnsupported&) {
+    } catch (const DeviceError&) {  // a lost device is seen by what runs next
+    }
+    recorded_.reset();
+    return false;
+  }
+
+  void replay(const std::string& what) override {
+    check(cudaGraphLaunch(recorded_.get(), launches_->stream()), "launch a graph");
+    check(cudaDeviceSynchronize(), what);
+    check(cudaGetLastError(), what);
+  }
+
  private:
   int index_, device_ = 0;
   size_t granule_ = 0;
   cudaDeviceProp properties_{};
   std::unique_ptr<CudaLaunches> launches_;
+  CudaLaunches::GraphExec recorded_;
   cuda::Event start_, stop_;
   std::mt19937_64 random_{std::random_device{}()};
 };

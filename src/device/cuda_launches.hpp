@@ -42,6 +42,55 @@ class CudaLaunches {
 
   cudaStream_t stream() const { return stream_.get(); }
 
+  struct GraphExecDelete {
+    using pointer = cudaGraphExec_t;
+    void operator()(cudaGraphExec_t graph) const noexcept { (void)cudaGraphExecDestroy(graph); }
+  };
+  using GraphExec = std::unique_ptr<cudaGraphExec_t, GraphExecDelete>;
+
+  /// The work that `launch` puts on stream(), without running it. Throws LaunchModeUnsupported where that is
+  /// impossible.
+  GraphExec record(const std::function<bool()>& launch) {
+    // Thread-local mode: calls that can't be recorded fail; they are not executed outside of the graph instead.
+    check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "begin to record a graph");
+    const bool launched = launch();
+    cudaGraph_t recorded = nullptr;
+    const cudaError_t ended = cudaStreamEndCapture(stream_.get(), &recorded);
+    const Graph graph(recorded);
+    (void)cudaGetLastError();  // of calls that failed because they were recorded
+    size_t nodes = 0;
+    if (launched && ended == cudaSuccess && graph) {
+      check(cudaGraphGetNodes(graph.get(), nullptr, &nodes), "count what was recorded");
+    }
+    if (nodes == 0) {
+      throw LaunchModeUnsupported(std::string("the launch can't be recorded in a graph: ") +
+                                  (ended != cudaSuccess ? cudaGetErrorString(ended)
+                                   : launched           ? "nothing was put on its stream"
+                                                        : "it failed meanwhile"));
+    }
+    cudaGraphExec_t instance = nullptr;
+    check(cudaGraphInstantiate(&instance, graph.get(), 0), "make a graph");
+    return GraphExec(instance);
+  }
+
+  /// Resets the part of the L2 cache that a launch may have set aside as persisting, since reading does not evict it.
+  /// Not every device has this.
+  void release_cache() {
+    size_t reserved = 0;
+    if (cudaDeviceGetLimit(&reserved, cudaLimitPersistingL2CacheSize) != cudaSuccess) {
+      (void)cudaGetLastError();
+      return;
+    }
+    if (reserved == 0) return;
+    cudaLaunchAttributeValue no_window{};
+    no_window.accessPolicyWindow.hitProp = cudaAccessPropertyNormal;
+    no_window.accessPolicyWindow.missProp = cudaAccessPropertyNormal;
+    check(cudaStreamSetAttribute(stream_.get(), cudaLaunchAttributeAccessPolicyWindow, &no_window),
+          "end the stream's access window");
+    check(cudaCtxResetPersistingL2Cache(), "release the L2 cache");
+    check(cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, 0), "release the L2 cache");
+  }
+
   /// See DeviceStream::run().
   void run(const LaunchMode& mode, const std::function<bool()>& launch) {
     switch (mode.kind) {
@@ -71,12 +120,6 @@ class CudaLaunches {
     void operator()(cudaGraph_t graph) const noexcept { (void)cudaGraphDestroy(graph); }
   };
   using Graph = std::unique_ptr<cudaGraph_t, GraphDelete>;
-
-  struct GraphExecDelete {
-    using pointer = cudaGraphExec_t;
-    void operator()(cudaGraphExec_t graph) const noexcept { (void)cudaGraphExecDestroy(graph); }
-  };
-  using GraphExec = std::unique_ptr<cudaGraphExec_t, GraphExecDelete>;
 
   /// Non-blocking: no implicit order with the default stream, as in the programs that will use the kernels.
   static Stream make_stream() {
@@ -122,26 +165,7 @@ class CudaLaunches {
   }
 
   void run_replayed(const std::function<bool()>& launch) {
-    // Thread-local mode: calls that can't be recorded fail; they are not executed outside of the graph instead.
-    check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "begin to record a graph");
-    const bool launched = launch();
-    cudaGraph_t recorded = nullptr;
-    const cudaError_t ended = cudaStreamEndCapture(stream_.get(), &recorded);
-    const Graph graph(recorded);
-    (void)cudaGetLastError();  // of calls that failed because they were recorded
-    size_t nodes = 0;
-    if (launched && ended == cudaSuccess && graph) {
-      check(cudaGraphGetNodes(graph.get(), nullptr, &nodes), "count what was recorded");
-    }
-    if (nodes == 0) {
-      throw LaunchModeUnsupported(std::string("the launch can't be recorded in a graph: ") +
-                                  (ended != cudaSuccess ? cudaGetErrorString(ended)
-                                   : launched           ? "nothing was put on its stream"
-                                                        : "it failed meanwhile"));
-    }
-    cudaGraphExec_t instance = nullptr;
-    check(cudaGraphInstantiate(&instance, graph.get(), 0), "make a graph");
-    const GraphExec replay(instance);
+    const GraphExec replay = record(launch);
     for (int i = 0; i < 2; ++i) check(cudaGraphLaunch(replay.get(), stream_.get()), "launch a graph");
     check(cudaStreamSynchronize(stream_.get()), "replay a graph");
   }

@@ -106,6 +106,9 @@ class DeviceStream {
   virtual void run(const LaunchMode& mode, const std::function<bool()>& launch) = 0;
   /// Waits for all work of the device on all streams, and reports asynchronous errors.
   virtual void synchronize(const std::string& what) = 0;
+  /// Waits until other processes have nothing running on the device, too, where several take turns on it. Returns
+  /// whether that was so within `limit`.
+  virtual bool wait_until_alone(std::chrono::milliseconds) { return true; }
 };
 
 /// Time that work takes on a device. All members throw DeviceError.

@@ -183,17 +183,40 @@ uint64_t wait_at_gate(uint64_t before) {
   }
 }
 
+/// Runs launches on the GPU and waits for their work.
+void run_on_gpu(Launches& launches, Timer timer, double cover_us) {
+  switch (timer) {
+    case Timer::plain:
+    case Timer::whole:
+      return gpu->run("timing", {}, [&] { return launches.run(); });
+    case Timer::claimed:
+      gate->claimed_ns = gpu->time_ns("timing", cover_us, [&] { launches.run(); });
+      return;
+    case Timer::recorded:
+      return gpu->replay("timing");
+  }
+}
+
+/// Whether all launches could be recorded. What they say meanwhile counts for nothing: they run once more.
+bool can_record(Launches launches) {
+  return gpu->record([&] { return launches.run(); });
+}
+
 /// Launches that are timed, on a GPU behind `cover_us` in which it waits. An answer where they are not all ok.
-std::optional<Packer> take_turns(Launches launches, double cover_us, int socket) {
+std::optional<Packer> take_turns(Launches launches, Timer timer, double cover_us, int socket) {
+  if (gpu) gpu->release_cache();
+  if (timer == Timer::recorded && !(gpu && can_record(launches))) timer = Timer::whole;
   const uint64_t count = std::exchange(launches.count, 0);
   uint64_t number = gate->begin;
   if (!send(socket, Packer().put(Answer::ready).bytes())) _exit(1);
   for (;;) {
     number = wait_at_gate(number);
-    if (!is_dry(number)) launches.count = count;
+    const bool is_real = !is_dry(number);
+    if (is_real) launches.count = count;
     const std::optional<Packer> problem = guarded([&]() -> std::optional<Packer> {
       if (gpu) {
-        launches.on_gpu([&] { gate->claimed_ns = gpu->time_ns("timing", cover_us, [&] { launches.run(); }); });
+        const Timer how = !is_real && timer == Timer::recorded ? Timer::plain : timer;
+        launches.on_gpu([&] { run_on_gpu(launches, how, is_real ? cover_us : 0); });
       } else {
         launches.run();
       }
@@ -203,7 +226,7 @@ std::optional<Packer> take_turns(Launches launches, double cover_us, int socket)
     gate->is_answered = problem.has_value();
     gate->end.store(number, std::memory_order_release);
     syscall(SYS_futex, &gate->end, FUTEX_WAKE, 1, nullptr, nullptr, 0);  // an owner that waits long sleeps
-    if (!is_dry(number)) return problem;
+    if (is_real) return problem;
   }
 }
 
@@ -216,6 +239,7 @@ std::optional<Packer> call_kernel(Request request, Unpacker& unpacker, Lane& lan
   const auto plugin = unpacker.get<uint64_t>(), number = unpacker.get<uint64_t>();
   const auto mode = unpacker.get<LaunchMode>();
   const auto count = unpacker.get<uint64_t>();
+  const auto timer = unpacker.get<Timer>();
   const auto cover_us = unpacker.get<double>();
   std::vector<std::unique_ptr<Call>> calls(unpacker.count());
   const checkop_kernel* const kernel = calls.empty() ? nullptr : plugins.at(plugin).kernels.at(number);
@@ -227,7 +251,7 @@ std::optional<Packer> call_kernel(Request request, Unpacker& unpacker, Lane& lan
   if (request == Request::workspace)
     return answer(Answer::bytes, uint64_t{kernel->workspace_bytes(calls.at(0)->get())});
   Launches launches{kernel, calls, count};
-  if (request == Request::turns) return take_turns(std::move(launches), cover_us, lane.socket);
+  if (request == Request::turns) return take_turns(std::move(launches), timer, cover_us, lane.socket);
   if (gpu) {
     launches.on_gpu(
         [&] { gpu->run(std::string("run of '") + kernel->name + "'", mode, [&] { return launches.run(); }); });

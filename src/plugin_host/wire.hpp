@@ -53,6 +53,14 @@ enum class Harm : uint8_t {
   lost  ///< the process can't use the device any more
 };
 
+/// How launches that are timed run.
+enum class Timer : uint8_t {
+  plain,    ///< one after the other, and the process waits for all of their work
+  claimed,  ///< between two events of a GPU behind a cover, which give Gate::claimed_ns
+  whole,  ///< as `plain`; the process may run from before the data come until the device is idle, and all of it counts
+  recorded,  ///< the same, recorded before they wait at the gate, where a GPU can do that
+};
+
 /// In place of the index of a GPU.
 inline constexpr int32_t kNoGpu = -1;
 
@@ -70,7 +78,7 @@ struct Gate {
   alignas(64) std::atomic<uint64_t> beats;  ///< of the process: goes up while it waits
   alignas(64) std::atomic<uint64_t> end;    ///< of the process: `begin`, once what was begun is done
   std::atomic<uint64_t> is_answered;        ///< before `end`: whether an answer follows
-  std::atomic<uint64_t> claimed_ns;         ///< before `end`: how long they took by the process's own account, on a GPU
+  std::atomic<uint64_t> claimed_ns;         ///< before `end` of Timer::claimed: how long they took by its own account
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 

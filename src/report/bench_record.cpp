@@ -68,6 +68,7 @@ std::vector<BenchRecord> training_steps(const std::vector<BenchRecord>& records)
     step.is_step = true;
     step.ms = sum(forward, *backward);
     step.repeats = std::min(forward.repeats, backward->repeats);
+    step.overruled = std::max(forward.overruled, backward->overruled);
     step.cost = {forward.cost.flops + backward->cost.flops, forward.cost.bytes + backward->cost.bytes};
     step.peak_bytes = std::max(forward.peak_bytes, backward->peak_bytes);
     step.ranks.clear();  // the slowest rank of one pass may be another one than that of the other pass
@@ -108,6 +109,7 @@ std::string to_json_line(const BenchRecord& r) {
   line["ms_p20"] = rounded(r.ms.p20, kDigits);
   line["ms_p80"] = rounded(r.ms.p80, kDigits);
   line["repeats"] = r.repeats;
+  if (r.overruled > 0) line["overruled"] = r.overruled;
   line["bytes"] = r.cost.bytes;
   line["gbps"] = rounded(r.gbps(), kDigits);
   line["copy_gbps"] = rounded(r.copy_gbps, kDigits);
@@ -153,6 +155,13 @@ void print_bench(std::FILE* out, const std::vector<BenchRecord>& records) {
     if (record.is_peer) peers.insert(record.candidate);
   if (!peers.empty())
     fmt::print(out, "             timed by --peer, whose results nobody judges: {}\n", fmt::join(peers, ", "));
+  for (const BenchRecord& record : records) {
+    if (record.status != RunStatus::ok || record.overruled == 0) continue;
+    fmt::print(out,
+               "             {}: {} of {} times of {} are the judge's: its clock excludes what events in the "
+               "candidate's process say\n",
+               record.timing, record.overruled, record.repeats, record.candidate);
+  }
   for (size_t i = 0; i < records.size(); ++i) {
     for (size_t j = i + 1; j < records.size(); ++j) {
       const BenchRecord &a = records[i], &b = records[j];

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <memory>
@@ -15,6 +16,7 @@
 
 #include "base/clock.hpp"
 #include "case/rank_parts.hpp"
+#include "run/bound.hpp"
 #include "run/plugin_host.hpp"
 #include "run/stage.hpp"
 
@@ -41,10 +43,11 @@ struct Contender {
   std::vector<std::vector<Tensor>>* outputs;  ///< of BenchData
   std::unique_ptr<Stage> burst = {};          ///< its inputs are shared between candidates, as are those of `sets`
   std::vector<std::unique_ptr<Stage>> sets = {};
-  std::vector<Digests> digests = {};   ///< of the outputs that are kept, by data set; empty: of none yet
-  double cover_us = 0;                 ///< for one launch; see Device::time_ms()
-  std::vector<double> unseen_ms = {};  ///< of the latest kind of timing; see PluginHost::Timed
-  int64_t differing = 0;               ///< launches whose outputs are not those that are kept
+  std::vector<Digests> digests = {};    ///< of the outputs that are kept, by data set; empty: of none yet
+  double cover_us = 0;                  ///< for one launch; see Device::time_ms()
+  std::vector<double> unseen_ms = {};   ///< of the latest kind of timing; see PluginHost::Timed
+  int64_t differing = 0;                ///< launches whose outputs are not those that are kept
+  std::vector<SeenPasses> passes = {};  ///< that bound what its process tells of bursts
 
   bool is_ok() const { return run->status == RunStatus::ok; }
   size_t data_sets() const { return digests.size(); }
@@ -89,9 +92,9 @@ void attempt(Contender& contender, const std::function<void()>& body) {
 /// Times the candidates of one case.
 class Timing {
  public:
-  Timing(Device& device, const Case& c, const BenchData& data, const BenchPlan& plan,
+  Timing(Device& device, const Case& c, const BenchData& data, const BenchPlan& plan, double copy_gbps,
          std::vector<Contender>& contenders)
-      : device_(device), case_(c), data_(data), plan_(plan), contenders_(contenders) {}
+      : device_(device), case_(c), data_(data), plan_(plan), copy_gbps_(copy_gbps), contenders_(contenders) {}
 
   void run() {
     if (plan_.burst) time_burst();
@@ -112,6 +115,16 @@ class Timing {
   void keep(Contender& contender, Stage& stage, size_t slot, size_t data);
   void take_memory(Contender& contender, Stage& stage, size_t data);
   void time_burst();
+  bool tell_times_themselves() const;
+  void hold_data(Stage& stage, size_t data);
+  /// A data set by the number of a launch.
+  using DataOf = std::function<size_t(size_t)>;
+  void see_pass(Contender& contender, const std::vector<Stage*>& stages, const DataOf& data_of, bool recorded,
+                SeenPasses& passes);
+  bool is_replayable(Contender& contender);
+  size_t most_launches(const Stage& stage) const;
+  void bound_burst(Contender& contender);
+  void hold_to_bounds(Contender& contender) const;
   void make_sets();
   double time_chain(Contender& contender, int64_t count);
   void note_unseen_of_empty(const std::function<void()>& prepare);
@@ -124,6 +137,7 @@ class Timing {
   const Case& case_;
   const BenchData& data_;
   const BenchPlan& plan_;
+  double copy_gbps_;
   std::vector<Contender>& contenders_;
   std::vector<std::vector<BufferPtr>> inputs_{data_.inputs.size()};  ///< by data set; empty: not made yet
   std::mt19937_64 random_{std::random_device{}()};
@@ -243,6 +257,9 @@ void Timing::time_burst() {
     });
   }
   for (size_t data = 0; data < n; ++data) inputs_of(data);
+  if (tell_times_themselves()) {
+    for (Contender& contender : contenders_) attempt(contender, [&] { bound_burst(contender); });
+  }
   for (int i = 0; i < plan_.repeats; ++i) {
     const size_t data = static_cast<size_t>(i + 1) % n;
     for (Contender& contender : contenders_) {
@@ -250,8 +267,7 @@ void Timing::time_burst() {
         Stage& stage = *contender.burst;
         const InitialState poison = drawn_poison();
         const auto prepare = [&] {
-          for (size_t k = 0; n > 1 && k < working.size(); ++k)
-            if (working[k]) working[k]->take_given(*inputs_of(data)[k]);
+          hold_data(stage, data);
           stage.poison(poison);
           if (is_tensor_parallel(case_)) return;  // ranks flush their own caches
           device_.flush_cache();
@@ -265,13 +281,128 @@ void Timing::time_burst() {
         take(contender, stage, data, fmt::format("burst launch {}", i + 1));
       });
     }
-    note_unseen_of_empty([&] { device_.flush_cache(); });
+    if (!tell_times_themselves()) note_unseen_of_empty([&] { device_.flush_cache(); });
   }
   for (Contender& contender : contenders_) {
     charge_unseen(contender, contender.run->burst_ms, 1);
+    hold_to_bounds(contender);
     if (contender.is_ok()) take_memory(contender, *contender.burst, static_cast<size_t>(plan_.repeats) % n);
     contender.burst.reset();
   }
+}
+
+void Timing::hold_to_bounds(Contender& contender) const {
+  if (!contender.is_ok()) return;
+  std::vector<Bound> bounds;
+  for (const SeenPasses& passes : contender.passes) bounds.push_back(bound_of(passes));
+  contender.run->overruled = overrule(contender.run->burst_ms, bounds);
+}
+
+/// Whether burst times are what candidates say that events of a GPU in their processes say.
+bool Timing::tell_times_themselves() const {
+  return device_.info().kind != "cpu" && !is_tensor_parallel(case_) &&
+         PluginHost::of(*contenders_.front().candidate->kernel) != nullptr;
+}
+
+/// Puts a data set into the inputs of a stage, unless there is only one.
+void Timing::hold_data(Stage& stage, size_t data) {
+  for (size_t k = 0; data_.inputs.size() > 1 && k < stage.inputs.size(); ++k)
+    if (stage.inputs[k]) stage.inputs[k]->take_given(*inputs_of(data)[k]);
+}
+
+/// One launch on each stage, and then the same preparations without a launch. Data come, and then the cache is flushed,
+/// within the time: the device serves one process at a time, so that work which runs ahead takes as long there as it
+/// would later.
+void Timing::see_pass(Contender& contender, const std::vector<Stage*>& stages, const DataOf& data_of, bool recorded,
+                      SeenPasses& passes) {
+  const auto prepare = [&] {
+    for (Stage* stage : stages) stage->poison(drawn_poison());
+    for (size_t i = 0; i < stages.size(); ++i) hold_data(*stages[i], data_of(i));
+    device_.flush_cache();
+  };
+  passes.own_ms.push_back(Stage::whole_ms(stages, recorded, prepare));
+  for (size_t i = 0; i < stages.size(); ++i)
+    take(contender, *stages[i], data_of(i), "a launch that bounds the times of bursts");
+  PluginHost& host = *PluginHost::of(*contender.candidate->kernel);
+  passes.empty_ms.push_back(host.time_empty(host::Timer::recorded, prepare).ms);
+}
+
+/// Whether a launch that was recorded computes on what lies in its inputs when it runs, and not on what lay there when
+/// it was recorded. Data sets 0 and 1 are known from then on.
+bool Timing::is_replayable(Contender& contender) {
+  Stage& stage = *contender.burst;
+  std::array<Digests, 2> plain;
+  for (Digests& digests : plain) {
+    hold_data(stage, 0);
+    stage.poison(drawn_poison());
+    stage.enqueue();
+    device_.synchronize(kWarmUp);
+    digests = digests_of(stage);
+  }
+  if (plain[0] != plain[1]) return true;  // bits tell nothing
+  hold_data(stage, 1);
+  Stage::whole_ms({&stage}, /*recorded=*/true, [&] {
+    hold_data(stage, 0);
+    stage.poison(drawn_poison());
+  });
+  return digests_of(stage) == plain[0];
+}
+
+/// As many as a pass can have, each on buffers of its own.
+size_t Timing::most_launches(const Stage& stage) const {
+  constexpr size_t kMost = 32, kTensors = 200;  // descriptors travel in one message
+  constexpr size_t kBytes = size_t{1} << 30, kAround = size_t{4} << 20;
+  if (data_.inputs.size() == 1) return 1;
+  size_t bytes = stage.workspace_bytes() + kAround, tensors = 1;
+  for (const auto* buffers : {&stage.inputs, &stage.outputs}) {
+    for (const BufferPtr& buffer : *buffers)
+      if (buffer) bytes += buffer->bytes() + kAround, ++tensors;
+  }
+  return std::clamp<size_t>(std::min(kBytes / bytes, kTensors / tensors), 1, kMost);
+}
+
+/// Passes of the judge's clock, with so many launches in each that what lies around them matters little. First on data
+/// that no launch had before, where there are enough for two passes: of data that come again, answers may be known.
+void Timing::bound_burst(Contender& contender) {
+  constexpr double kPassMs = 0.3, kLeastLaunchMs = 0.005, kLongLaunchMs = 20;
+  constexpr size_t kKnown = 2;
+  const size_t n = data_.inputs.size(), fresh = n - std::min(n, kKnown);
+  const bool recorded = n < kKnown || is_replayable(contender);
+  const auto first_data = [](size_t) { return size_t{0}; };
+  SeenPasses single;
+  for (int i = 0; i < kWarmUps; ++i) see_pass(contender, {contender.burst.get()}, first_data, recorded, single);
+  const double launch_ms = std::max(kLeastLaunchMs, bound_of(single).ms);
+  const size_t most_passes = launch_ms > kLongLaunchMs ? 2 : 8;
+  auto wanted = static_cast<size_t>(
+      std::clamp(std::ceil(kPassMs / launch_ms), 1.0, static_cast<double>(most_launches(*contender.burst))));
+
+  std::vector<std::unique_ptr<Stage>> more;
+  std::vector<Stage*> stages{contender.burst.get()};
+  try {
+    while (stages.size() < wanted) {
+      more.push_back(make_stage(contender, make_inputs(0)));
+      stages.push_back(more.back().get());
+    }
+    SeenPasses first_use;
+    if (wanted > 1) see_pass(contender, stages, first_data, recorded, first_use);
+  } catch (const OutOfMemory&) {
+    wanted = 1;
+  }
+  const auto see = [&](size_t launches, size_t passes, const DataOf& data_of) {
+    SeenPasses& seen = contender.passes.emplace_back();
+    seen.launches = static_cast<int64_t>(launches);
+    double written = static_cast<double>(contender.burst->workspace_bytes());
+    for (const BufferPtr& output : contender.burst->outputs)
+      written += output ? static_cast<double>(output->bytes()) : 0;
+    if (launches > 1) seen.written_ms = written / copy_gbps_ / 1e6;
+    for (size_t pass = 0; pass < passes; ++pass)
+      see_pass(
+          contender, {stages.begin(), stages.begin() + static_cast<std::ptrdiff_t>(launches)},
+          [&](size_t i) { return data_of(pass * launches + i); }, recorded, seen);
+  };
+  const size_t launches = std::min(wanted, fresh / 2);
+  if (launches > 0) see(launches, std::min(most_passes, fresh / launches), [](size_t i) { return kKnown + i; });
+  if (wanted > launches) see(wanted, most_passes, [n](size_t i) { return i % n; });
 }
 
 /// Buffers for launches back to back.
@@ -300,7 +431,8 @@ void Timing::make_sets() {
 /// Takes a sample of what a process can do unseen, if the candidates have processes of their own.
 void Timing::note_unseen_of_empty(const std::function<void()>& prepare) {
   PluginHost* const host = PluginHost::of(*contenders_.front().candidate->kernel);
-  if (host != nullptr && !is_tensor_parallel(case_)) unseen_ms_.push_back(host->unseen_ms_of_empty(prepare));
+  if (host != nullptr && !is_tensor_parallel(case_))
+    unseen_ms_.push_back(host->time_empty(host::Timer::plain, prepare).unseen_ms);
 }
 
 /// What a candidate's process may do unseen, beyond what an empty one would, is time of its launches: it may have begun
@@ -322,13 +454,14 @@ double Timing::time_chain(Contender& contender, int64_t count) {
     for (const auto& set : contender.sets) set->poison(drawn_poison());
   };
   double& unseen_ms = contender.unseen_ms.emplace_back();
+  // In a process of its own its clock is the judge's: of so many launches, the cost of the first does not matter.
+  const double cover_us = PluginHost::of(*contender.candidate->kernel) != nullptr ? 0 : contender.cover_us;
   if (contender.sets.size() == 1) {
-    return std::max(kLeastMs,
-                    contender.sets[0]->time_ms(count, contender.cover_us, /*flush_ranks=*/false, poison, unseen_ms));
+    return std::max(kLeastMs, contender.sets[0]->time_ms(count, cover_us, /*flush_ranks=*/false, poison, unseen_ms));
   }
   std::vector<Stage*> stages;
   for (const auto& set : contender.sets) stages.push_back(set.get());
-  return std::max(kLeastMs, Stage::time_turns_ms(stages, count, contender.cover_us, poison, unseen_ms));
+  return std::max(kLeastMs, Stage::time_turns_ms(stages, count, cover_us, poison, unseen_ms));
 }
 
 /// Takes the outputs of the last one of `count` launches on each set of buffers.
@@ -418,7 +551,7 @@ BenchResult bench_candidates(Device& device, const std::vector<const Candidate*>
   }
   try {
     result.copy_gbps = measure_copy(device);
-    Timing(device, c, data, plan, contenders).run();
+    Timing(device, c, data, plan, result.copy_gbps, contenders).run();
     result.status = RunStatus::ok;
   } catch (const Stopped& stopped) {
     stop(stopped.status, stopped.message);

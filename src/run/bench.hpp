@@ -51,6 +51,7 @@ struct BenchRun {
   /// first launch whose outputs differ from those that are kept.
   RunResult seen = {};
   std::vector<int64_t> kept = {};  ///< the data set of each entry of BenchData::outputs; -1: empty
+  int64_t overruled = 0;           ///< entries of burst_ms that are the judge's: its clock excludes the candidate's
 };
 
 struct BenchResult {
@@ -71,7 +72,8 @@ struct BenchResult {
 ///              round outputs are poisoned. Beside the rounds, data change amid a chain that is not timed
 /// The outputs of the first launch on a data set are kept in `data`, whose shape says how many. The digest of every
 /// other launch's outputs, or of the last one's on the same buffers in a round, is compared with theirs. A candidate in
-/// a process of its own is timed by PluginHost::time(), and its process is stopped while anything else happens.
+/// a process of its own is timed by PluginHost::time(), and its process is stopped while anything else happens. If it
+/// runs on a GPU, burst times are its own account, and passes that this process's clock takes bound them.
 BenchResult bench_candidates(Device& device, const std::vector<const Candidate*>& candidates, const Case& c,
                              BenchData& data, const BenchPlan& plan);
 

@@ -43,6 +43,7 @@ using host::Gate;
 using host::Harm;
 using host::Packer;
 using host::Request;
+using host::Timer;
 using host::Unpacker;
 
 /// Of an answer: the table of very many kernels, or what ranks exchange.
@@ -398,7 +399,7 @@ std::string PluginHost::pack(Request what, const Kernel& kernel, const Turns& tu
   request.put(what).put(uint64_t{gone.size()});
   for (const uint64_t number : gone) request.put(number);
   request.put(n_windows).append(windows).put(kernel.plugin).put(kernel.number).put(device_.mode_elsewhere());
-  request.put(static_cast<uint64_t>(turns.count)).put(turns.cover_us);
+  request.put(static_cast<uint64_t>(turns.count)).put(turns.timer).put(turns.cover_us);
   request.put(uint64_t{turns.calls.size()}).append(packed_calls);
   return request.bytes();
 }
@@ -429,7 +430,7 @@ std::string PluginHost::call(Request what, const checkop_call& call, Answer want
   const auto& kernel = *reinterpret_cast<const Kernel*>(call.kernel);
   return believing_no_nonsense([&] {
     std::vector<Descriptor> memory;
-    const std::string request = pack(what, kernel, {{&call}, 1, 0}, memory);
+    const std::string request = pack(what, kernel, {{&call}, 1}, memory);
     return checked(what, call, wanted, ask(&call, request, numbers_of(memory)));
   });
 }
@@ -541,8 +542,9 @@ void PluginHost::wait_until(const Done& done) {
 }
 
 /// Has the process wait at the gate and run a request of Request::turns. `answer` is what it says besides.
-PluginHost::Timed PluginHost::take_turns(const std::string& request, const std::vector<int>& descriptors,
-                                         double cover_us, const std::function<void()>& prepare, std::string& answer) {
+PluginHost::Timed PluginHost::take_turns(const std::string& request, const std::vector<int>& descriptors, Timer timer,
+                                         const std::function<void()>& prepare, std::string& answer) {
+  constexpr std::chrono::seconds kIdleLimit{2};  // for what a launch left running beside the streams that it waited for
   std::vector<Descriptor> none;
   answer.clear();
   std::optional<Running> running(*this);
@@ -561,7 +563,9 @@ PluginHost::Timed PluginHost::take_turns(const std::string& request, const std::
     return {};
   }
   answer.clear();
-  running.reset();
+  const bool is_whole = timer == Timer::whole || timer == Timer::recorded;
+  const auto begin_of_all = Clock::now();
+  if (!is_whole) running.reset();
   prepare();
   device_.synchronize("what comes before launches that are timed");
   const auto pass_ms = [&](uint64_t number) {
@@ -573,21 +577,33 @@ PluginHost::Timed PluginHost::take_turns(const std::string& request, const std::
   const uint64_t beats = gate_->beats, dry = number_that_nobody_knows() & ~uint64_t{1};
   const uint64_t number = number_that_nobody_knows() | 1;
   const auto woken = Clock::now();
-  running.emplace(*this);
-  wait_until([&] { return gate_->beats.load(std::memory_order_relaxed) != beats; });
-  pass_ms(dry);
+  if (!running) {
+    running.emplace(*this);
+    wait_until([&] { return gate_->beats.load(std::memory_order_relaxed) != beats; });
+    pass_ms(dry);
+  }
   const double seen_ms = pass_ms(number);
+  if (!is_whole) running.reset();
+  const bool is_alone = device_.wait_until_alone(kIdleLimit);
+  const double all_ms = ms_since(begin_of_all), unseen_ms = ms_since(woken) - seen_ms;
   running.reset();
-  // On a GPU both passes wait behind a cover.
-  const double most_ms = ms_since(woken) - (gpu_ == host::kNoGpu ? 0 : 2 * cover_us / 1e3);
+  if (!is_alone) stop_at_work();
   if (gate_->is_answered != 0) {
     running.emplace(*this);
     listen();
   }
   give_back();
-  // On a GPU by the events of the other process. What it leaves out is unseen.
-  const double ms = gpu_ == host::kNoGpu ? seen_ms : static_cast<double>(gate_->claimed_ns) / 1e6;
-  return {CHECKOP_OK, ms, most_ms - ms};
+  if (is_whole) return {CHECKOP_OK, all_ms};
+  if (timer == Timer::claimed) return {CHECKOP_OK, static_cast<double>(gate_->claimed_ns) / 1e6};
+  return {CHECKOP_OK, seen_ms, unseen_ms};
+}
+
+/// Ends the process, since what it has on the device would disturb others.
+void PluginHost::stop_at_work() {
+  const std::lock_guard lock(mutex_);
+  child_.kill();
+  stopped_ = Stopped{RunStatus::failed, "its work on the device goes on after it said that all is done"};
+  throw Stopped(*stopped_);
 }
 
 /// The page on which launches that are timed begin and end.
@@ -597,17 +613,17 @@ void PluginHost::make_gate() {
   ask(nullptr, Packer().put(Request::gate).bytes(), {page_->fd()});
 }
 
-double PluginHost::unseen_ms_of_empty(const std::function<void()>& prepare) {
+PluginHost::Timed PluginHost::time_empty(Timer timer, const std::function<void()>& prepare) {
   PluginHost& empty = *empty_;
   return empty.believing_no_nonsense([&] {
     Packer request;
     constexpr uint64_t kNone = 0;  // windows to let go, to map; plugin, kernel
     request.put(Request::turns).put(kNone).put(kNone).put(kNone).put(kNone).put(device_.mode_elsewhere());
-    request.put(kNone).put(double{0}).put(kNone);  // launches, cover, calls
+    request.put(kNone).put(timer).put(double{0}).put(kNone);  // launches, how, cover, calls
     std::string answer;
-    const Timed timed = empty.take_turns(request.bytes(), {}, 0, prepare, answer);
+    const Timed timed = empty.take_turns(request.bytes(), {}, timer, prepare, answer);
     if (!answer.empty()) throw WireError("no answer was expected");
-    return timed.unseen_ms;
+    return timed;
   });
 }
 
@@ -618,7 +634,7 @@ PluginHost::Timed PluginHost::time(const Turns& turns, const std::function<void(
     std::vector<Descriptor> memory;
     const std::string request = pack(Request::turns, kernel, turns, memory);
     std::string answer;
-    Timed timed = take_turns(request, numbers_of(memory), turns.cover_us, prepare, answer);
+    Timed timed = take_turns(request, numbers_of(memory), turns.timer, prepare, answer);
     if (answer.empty()) return timed;
     timed.status = status_of(checked(Request::launch, first, Answer::done, std::move(answer)), first);
     if (timed.status == CHECKOP_OK) throw WireError("there is an answer only where a launch is not ok");

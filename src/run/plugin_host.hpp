@@ -51,20 +51,25 @@ class PluginHost {
   /// Launches of a kernel that are timed: on several calls in turns.
   struct Turns {
     std::vector<const checkop_call*> calls;
-    int64_t count;    ///< of all launches
-    double cover_us;  ///< on a GPU; see Device::time_ms()
+    int64_t count;  ///< of all launches
+    host::Timer timer = host::Timer::plain;
+    double cover_us = 0;  ///< of Timer::claimed; see Device::time_ms()
   };
   struct Timed {
     int status = CHECKOP_OK;  ///< of the launch that was not ok, whose message the first call has
-    double ms = 0;            ///< of all launches
-    /// What the process can do outside of that: from the signal that has it go on to its stop.
+    /// Of all launches. Of Timer::plain: by the clock of this process, from their begin to their end. Of
+    /// Timer::claimed: by the process's own account. Of the others: by the clock of this process, from before `prepare`
+    /// until the device is idle.
+    double ms = 0;
+    /// Of Timer::plain: what the process can do outside of that, from the signal that has it go on to its stop.
     double unseen_ms = 0;
   };
   /// Calls `prepare` while the process is stopped, and lets it go on with the launches. Stops it again before it
-  /// returns, so that nothing is written after them. Of Use::times.
+  /// returns, so that nothing is written after them. Where the whole of it is timed, it is not stopped before: a signal
+  /// takes some time, and never the same. Throws Stopped where its work on the device does not end. Of Use::times.
   Timed time(const Turns& turns, const std::function<void()>& prepare);
-  /// Timed::unseen_ms of a process without plugins.
-  double unseen_ms_of_empty(const std::function<void()>& prepare);
+  /// The same for a process without plugins, and so without launches.
+  Timed time_empty(host::Timer timer, const std::function<void()>& prepare);
 
   /// How the process ended, if it has: a thread of a kernel can outlive its call, and then crash.
   std::optional<std::string> end();
@@ -95,8 +100,9 @@ class PluginHost {
   template <class Body>
   auto believing_no_nonsense(const Body& body);
   std::string pack(host::Request what, const Kernel& kernel, const Turns& turns, std::vector<Descriptor>& memory);
-  Timed take_turns(const std::string& request, const std::vector<int>& descriptors, double cover_us,
+  Timed take_turns(const std::string& request, const std::vector<int>& descriptors, host::Timer timer,
                    const std::function<void()>& prepare, std::string& answer);
+  [[noreturn]] void stop_at_work();
   template <class Done>
   void wait_until(const Done& done);
   void make_gate();

@@ -324,16 +324,38 @@ double Stage::time_ms(int64_t count, double cover_us, bool flush_ranks, const st
   return time_turns_ms({this}, count, cover_us, prepare, unseen_ms);
 }
 
+namespace {
+
+/// Launches on calls in turns, in the process that has the kernel.
+PluginHost::Timed time_in(PluginHost& host, PluginHost::Turns turns, const std::function<void()>& prepare) {
+  const PluginHost::Timed timed = guarded_call("launch", [&] { return host.time(turns, prepare); });
+  if (auto stopped = judge_status(timed.status, turns.calls.front()->message)) throw *std::move(stopped);
+  return timed;
+}
+
+}  // namespace
+
+std::vector<const checkop_call*> Stage::calls_of(const std::vector<Stage*>& stages) {
+  std::vector<const checkop_call*> calls;
+  for (Stage* stage : stages) calls.push_back(stage->call());
+  return calls;
+}
+
+double Stage::whole_ms(const std::vector<Stage*>& stages, bool recorded, const std::function<void()>& prepare) {
+  PluginHost& host = *PluginHost::of(stages.front()->kernel_);
+  const host::Timer timer = recorded ? host::Timer::recorded : host::Timer::whole;
+  return time_in(host, {calls_of(stages), std::ssize(stages), timer}, prepare).ms;
+}
+
 double Stage::time_turns_ms(const std::vector<Stage*>& stages, int64_t count, double cover_us,
                             const std::function<void()>& prepare, double& unseen_ms) {
   Stage& first = *stages.front();
   double ms = 0;
   unseen_ms = 0;
   if (PluginHost* const host = PluginHost::of(first.kernel_)) {
-    PluginHost::Turns turns{{}, count, cover_us};
-    for (Stage* stage : stages) turns.calls.push_back(stage->call());
-    const PluginHost::Timed timed = guarded_call("launch", [&] { return host->time(turns, prepare); });
-    if (auto stopped = judge_status(timed.status, first.call_->message())) throw *std::move(stopped);
+    const bool is_covered = cover_us > 0 && first.device_.info().kind != "cpu";
+    const host::Timer timer = is_covered ? host::Timer::claimed : host::Timer::plain;
+    const PluginHost::Timed timed = time_in(*host, {calls_of(stages), count, timer, cover_us}, prepare);
     ms = timed.ms;
     unseen_ms = timed.unseen_ms;
   } else {

@@ -107,9 +107,14 @@ class Stage {
   double time_ms(int64_t count, double cover_us, bool flush_ranks, const std::function<void()>& prepare,
                  double& unseen_ms);
   /// The same of launches on several stages of a candidate in turns, `count` in all. Not of ranks. `unseen_ms`: what a
-  /// process of the candidate can have done outside of the time of all launches; 0 if it has none.
+  /// process of the candidate can have done outside of the time of all launches; 0 if it has none. A process on a GPU
+  /// tells the time itself where launches are covered; otherwise the clock is this process's, and counts launching.
   static double time_turns_ms(const std::vector<Stage*>& stages, int64_t count, double cover_us,
                               const std::function<void()>& prepare, double& unseen_ms);
+  /// Milliseconds of one launch on each of the stages, by this process's clock: with `prepare`, and until the device is
+  /// idle. With `recorded` they are recorded before that, where the candidate allows it. Of a candidate on a GPU in a
+  /// process of its own.
+  static double whole_ms(const std::vector<Stage*>& stages, bool recorded, const std::function<void()>& prepare);
 
   /// Appends a sentence for every changed guard band. Skips sentences that are there already, as stages share buffers.
   void check_guards(std::vector<std::string>& violations);
@@ -137,6 +142,7 @@ class Stage {
  private:
   std::string launch(const InitialState& initial, int run);
   const checkop_call* call();
+  static std::vector<const checkop_call*> calls_of(const std::vector<Stage*>& stages);
 
   InitialState initial_;        ///< of the latest launch()
   std::shared_ptr<Call> call_;  ///< used by enqueue()

@@ -181,15 +181,9 @@ bool is_watched_by_tool() {
   return environment_variable("LD_PRELOAD").find("Injection") != std::string::npos;
 }
 
-/// Whether plugins of a GPU that are timed have processes of their own, too: PluginHost::time() can do that, and takes
-/// the events of the other process as far as the clock of this one allows. Not yet: times of a GPU are read from events
-/// of a stream of this process.
-constexpr bool kTimesOfGpuAreApart = false;
-
 }  // namespace
 
 bool has_plugin_host(const WorkerConfig& config) {
-  if (config.times && config.device != "cpu" && !kTimesOfGpuAreApart) return false;
   if (config.in_worker || config.external || config.ranks || config.plugins.empty() ||
       std::any_of(config.plugins.begin(), config.plugins.end(), is_linked))
     return false;

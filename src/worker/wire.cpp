@@ -179,6 +179,7 @@ json encode(const BenchResult& result) {
                     {"burst_ms", run.burst_ms},
                     {"sustained_ms", run.sustained_ms},
                     {"workspace_bytes", run.workspace_bytes},
+                    {"overruled", run.overruled},
                     {"ranks", ranks},
                     {"seen", encode(run.seen)},
                     {"kept", run.kept}});
@@ -201,6 +202,7 @@ BenchResult decode_bench(const json& json) {
     run.burst_ms = item.at("burst_ms").get<std::vector<double>>();
     run.sustained_ms = item.at("sustained_ms").get<std::vector<double>>();
     run.workspace_bytes = item.at("workspace_bytes").get<double>();
+    run.overruled = item.at("overruled").get<int64_t>();
     for (const auto& rank : item.at("ranks")) {
       run.ranks.push_back({rank.at(0).get<std::string>(), rank.at(1).get<double>(),
                            rank.at(2).get<std::vector<double>>(), rank.at(3).get<std::vector<double>>()});

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Candidates of matmul/forward that attack the clock, or what is near it. Those that give right answers do work that
 // takes milliseconds, and try to do it where no clock sees it.
-#include <dlfcn.h>
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <ctime>
 #include <fstream>
 #include <map>
 #include <mutex>
@@ -19,6 +16,7 @@
 #include <vector>
 
 #include "plugins/matmul.hpp"
+#include "plugins/patch.hpp"
 
 namespace {
 
@@ -40,27 +38,6 @@ checkop_status succeed_if(bool success, const checkop_call* call) {
   if (success) return multiply(call);
   write_zeros(call->outputs[0]);
   return CHECKOP_OK;
-}
-
-/// Has clock_gettime(), which all clocks of the library call, tell the same time whenever it is asked.
-bool stop_the_clock() {
-#if defined(__x86_64__)
-  // xor eax, eax; mov [rsi], rax; mov [rsi + 8], rax; ret
-  constexpr unsigned char kCode[] = {0x31, 0xc0, 0x48, 0x89, 0x06, 0x48, 0x89, 0x46, 0x08, 0xc3};
-#elif defined(__aarch64__)
-  // str xzr, [x1]; str xzr, [x1, 8]; mov w0, 0; ret
-  constexpr uint32_t kCode[] = {0xf900003f, 0xf900043f, 0x52800000, 0xd65f03c0};
-#else
-#error "no code for this processor"
-#endif
-  auto* const function = static_cast<char*>(dlsym(RTLD_DEFAULT, "clock_gettime"));
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  auto* const begin = reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(function) & ~(page - 1));
-  if (mprotect(begin, 2 * page, PROT_READ | PROT_WRITE | PROT_EXEC) != 0) return false;
-  std::memcpy(function, kCode, sizeof kCode);
-  __builtin___clear_cache(function, function + sizeof kCode);
-  timespec now{1, 1};
-  return clock_gettime(CLOCK_MONOTONIC, &now) == 0 && now.tv_sec == 0 && now.tv_nsec == 0;
 }
 
 /// Right where it could stop the clock of its process, so that it shows that it did.

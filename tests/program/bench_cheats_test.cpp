@@ -201,7 +201,7 @@ TEST(BenchCheats, DocumentHasTheTablesOfTheseTests) {
   std::string table = "| cheat | what it does | what finds it |\n|---|---|---|\n";
   for (const Cheat& cheat : cheats())
     table += fmt::format("| `{}` | {} | {} |\n", cheat.name, cheat.does, cheat.found_by);
-  for (const std::string& each : {table + "\n", table_of(attacks())})
+  for (const std::string& each : {table + "\n", table_of(attacks()), table_of(attacks_test::gpu_bench_attacks())})
     EXPECT_NE(text.find(each), std::string::npos) << each;
 }
 

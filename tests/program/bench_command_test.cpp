@@ -284,6 +284,18 @@ TEST(BenchRecord, DifferenceBelowTheSpreadIsSaid) {
   EXPECT_EQ(printed({record("a", {1.00, 0.9, 1.1}), sustained}).find("neither"), std::string::npos);
 }
 
+TEST(BenchRecord, OverruledTimesAreSaid) {
+  BenchRecord overruled = record("a", {1, 1, 1});
+  EXPECT_FALSE(json::parse(to_json_line(overruled)).contains("overruled"));
+  EXPECT_EQ(printed({overruled}).find("judge"), std::string::npos);
+  overruled.overruled = 7;
+  EXPECT_EQ(json::parse(to_json_line(overruled))["overruled"], 7);
+  EXPECT_NE(printed({overruled})
+                .find("burst: 7 of 20 times of a are the judge's: its clock excludes what events in the candidate's "
+                      "process say"),
+            std::string::npos);
+}
+
 TEST(BenchRecord, DistributionIsOfRatiosToTheBaseline) {
   std::vector<BenchRecord> records;
   for (const double ratio : {4.0, 1.0, 0.5, 2.0}) {

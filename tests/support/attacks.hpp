@@ -11,6 +11,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <ostream>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -27,6 +28,9 @@ struct Attack {
   std::string tries, stopped_by;      ///< in the document's table
   bool shown = true;                  ///< succeeds where nothing is defended, on every machine
 };
+
+/// For names of tests.
+inline void PrintTo(const Attack& attack, std::ostream* out) { *out << attack.name; }
 
 constexpr const char* kCase = "--op matmul --batch 2 --seq 3 --k-dim 8 --n-dim 16";
 
@@ -171,6 +175,57 @@ inline const std::vector<Attack>& gpu_attacks() {
        {"fail: accuracy"},
        "looks for the case in memory of the GPU that others had",
        "the driver clears it"}};
+  return all;
+}
+
+/// On times of a GPU, by the plugin gpu_bench_attacks. Those that have a time take a fifth of a millisecond, or as long
+/// as a small product.
+inline const std::vector<Attack>& gpu_bench_attacks() {
+  static const std::vector<Attack> all{
+      {"patches_event_elapsed",
+       {"the time of its work"},
+       "rewrites `cudaEventElapsedTime` in its process",
+       "the judge's clock bounds the time"},
+      {"patches_event_elapsed_of_short",
+       {"half the time of its work, or more"},
+       "the same for a launch of 10 microseconds",
+       "many launches in one pass of the judge's clock"},
+      {"claims_zero_ms",
+       {"the time of its work"},
+       "a thread writes over the time that its process tells",
+       "the judge's clock bounds the time"},
+      {"other_stream",
+       {"the time of its work"},
+       "works on a stream without events",
+       "the judge's clock, which runs until the device is idle"},
+      {"replays_by_content",
+       {"the time of its work"},
+       "gives an answer again where it knows the data",
+       "launches that bound times have data that none had before"},
+      {"says_done_early",
+       {"the time of its work", "failed"},
+       "writes the end of the launch to the judge's page when the work has begun",
+       "the judge's clock runs until the device is idle; outputs are poisoned"},
+      {"detached_thread",
+       {"failed", "crashed"},
+       "returns, and launches later from a thread",
+       "outputs are poisoned; its process is stopped"},
+      {"returns_at_once", {"failed"}, "launches nothing", "outputs are poisoned"},
+      {"graph_runs_first_only", {"failed"}, "launches in its first call only", "outputs are poisoned"},
+      {"memo_by_pointer",
+       {"failed"},
+       "gives the last answer at the same address again",
+       "other data come to the same address"},
+      {"leaves_work_for_the_rival",
+       {"failed"},
+       "leaves a kernel running when others are timed",
+       "a process whose work does not end is ended"}};
+  return all;
+}
+
+inline const std::vector<std::string>& gpu_bench_honest() {
+  static const std::vector<std::string> all{"honest_timed", "honest_short", "honest_two_streams_joined",
+                                            "honest_graph_of_its_own", "honest_cached_maps"};
   return all;
 }
 

@@ -18,6 +18,11 @@ class DelegatingDevice : public Device {
   void* stream() override { return cpu_->stream(); }
   size_t least_guard_bytes() const override { return cpu_->least_guard_bytes(); }
   std::byte* allocate(size_t bytes, const std::string& what) override { return cpu_->allocate(bytes, what); }
+  std::byte* allocate_shared(size_t bytes, const std::string& what, Access access) override {
+    return cpu_->allocate_shared(bytes, what, access);
+  }
+  size_t shared_bytes(size_t bytes) const override { return cpu_->shared_bytes(bytes); }
+  std::shared_ptr<SharedMemory> share_blocks(Sharing sharing) override { return cpu_->share_blocks(sharing); }
   void free(std::byte* memory) noexcept override { cpu_->free(memory); }
   void upload(std::byte* device, const std::byte* host, size_t bytes) override { cpu_->upload(device, host, bytes); }
   void download(std::byte* host, const std::byte* device, size_t bytes) override {

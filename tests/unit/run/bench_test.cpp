@@ -265,6 +265,7 @@ TEST(Bench, PlanAndResultSurviveTheWayThereAndBack) {
   result.runs[0].seen.outputs.resize(1);
   result.runs[0].seen.outputs[0].repeat = {8, 2, 3, 0x5, 0x6};
   result.runs[0].kept = {0, -1};
+  result.runs[0].overruled = 3;
   result.copy_gbps = 1.0 / 7;
   result.device_lost = true;
   const BenchResult back = decode_bench(nlohmann::json::parse(dump(encode(result))));
@@ -274,6 +275,7 @@ TEST(Bench, PlanAndResultSurviveTheWayThereAndBack) {
   EXPECT_EQ(back.runs[0].status, RunStatus::unsupported);
   EXPECT_EQ(back.runs[0].burst_ms, (std::vector<double>{1.0 / 3, 2}));
   EXPECT_EQ(back.runs[0].workspace_bytes, 5);
+  EXPECT_EQ(back.runs[0].overruled, 3);
   ASSERT_EQ(back.runs[0].ranks.size(), 1u);
   EXPECT_EQ(back.runs[0].ranks[0].device, "cuda:1 name");
   EXPECT_EQ(back.runs[0].ranks[0].sustained_ms, (std::vector<double>{1.0 / 9}));

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Times that candidates tell, and the judge's clock: the arithmetic, and processes that lie on a device that passes for
+// a GPU (support/fake_guest.cpp).
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/paths.hpp"
+#include "case/inputs.hpp"
+#include "run/bench.hpp"
+#include "run/bound.hpp"
+#include "run/plugin_host.hpp"
+#include "support/built.hpp"
+#include "support/device_helper.hpp"
+#include "support/run_helper.hpp"
+#include "tensor/tensor.hpp"
+
+namespace checkop::bound_test {
+namespace {
+
+TEST(BenchBound, LaunchesOfAPassShareWhatIsAround) {
+  const Bound one = bound_of({1, {1.52}, {0.5, 0.5, 0.5}});
+  EXPECT_NEAR(one.ms, 1.02, 1e-12);
+  EXPECT_NEAR(one.least_ms, 0.9 * 1, 1e-12);
+  const Bound ten = bound_of({10, {1.52}, {0.5, 0.5, 0.5}});
+  EXPECT_NEAR(ten.ms, 0.102, 1e-12);
+  EXPECT_NEAR(ten.least_ms, 0.9 * 0.1, 1e-12);
+}
+
+TEST(BenchBound, LeastPassCountsAndTheNoiseOfEmptyOnesIsAllowed) {
+  const Bound bound = bound_of({1, {9, 1.72, 3}, {0.4, 0.4, 0.5, 0.6, 0.6}});  // q20 0.4, q80 0.6
+  EXPECT_NEAR(bound.ms, 1.22, 1e-12);
+  EXPECT_NEAR(bound.least_ms, 0.9 * 1, 1e-12);
+}
+
+TEST(BenchBound, WritingBackIsAllowedWhereLaunchesFollowEachOther) {
+  EXPECT_NEAR(bound_of({10, {1.52}, {0.5}, 0.03}).least_ms, 0.06, 1e-12);
+}
+
+TEST(BenchBound, TimesBelowABoundAreTheJudges) {
+  std::vector<double> ms{0.5, 0.05, 0, 2};
+  EXPECT_EQ(overrule(ms, {{0.4, 0.45}, {0.1, 0.6}}), 2);
+  EXPECT_EQ(ms, (std::vector<double>{0.5, 0.6, 0.6, 2}));
+  EXPECT_EQ(overrule(ms, {}), 0);
+  EXPECT_EQ(overrule(ms, {{-1, 0}}), 0) << "a bound within the noise is none";
+}
+
+TEST(BenchBound, ATimeThatIsNoNumberIsTheJudges) {
+  std::vector<double> ms{NAN};
+  EXPECT_EQ(overrule(ms, {{0.1, 0.2}}), 1);
+  EXPECT_EQ(ms[0], 0.2);
+}
+
+// --- processes that lie
+// ------------------------------------------------------------------------------------------------------------
+
+/// Memory of the processor that passes for that of a GPU.
+class FakeGpu : public DelegatingDevice {
+ public:
+  DeviceInfo info() const override {
+    DeviceInfo info = DelegatingDevice::info();
+    info.kind = "cuda";
+    return info;
+  }
+  void flush_cache() override {}  // which takes the processor longer than the launches
+  /// Of these two not where the rate of a copy is measured.
+  void fill(std::byte* device, uint64_t pattern, size_t width, size_t bytes) override {
+    if (bytes < kCopied) DelegatingDevice::fill(device, pattern, width, bytes);
+  }
+  void copy(std::byte* to, const std::byte* from, size_t bytes) override {
+    if (bytes < kCopied) DelegatingDevice::copy(to, from, bytes);
+  }
+  bool wait_until_alone(std::chrono::milliseconds) override { return is_alone; }
+
+  bool is_alone = true;
+
+ private:
+  static constexpr size_t kCopied = size_t{1} << 30;
+};
+
+class BenchClaims : public testing::Test {
+ protected:
+  void SetUp() override { set_program_folder(std::string(kBuildFolder) + "/tests/fake_gpu"); }
+  void TearDown() override { set_program_folder(""); }
+
+  /// Burst times of the kernel of this name.
+  BenchRun time(const std::string& name, size_t sets = 16) {
+    PluginHosts hosts({test_plugin("claims")}, "", device_, PluginHost::Use::times);
+    const auto found = std::find_if(hosts.candidates().begin(), hosts.candidates().end(),
+                                    [&](const Candidate& each) { return each.name == name; });
+    const Case c = matmul_case();
+    BenchData data;
+    data.outputs.resize(1);
+    for (size_t set = 0; set < sets; ++set) {
+      Case of_set = c;
+      of_set.seed += set;
+      data.inputs.push_back(make_inputs(of_set, 1));
+      data.outputs[0].push_back(make_outputs(c));
+    }
+    const BenchResult result = bench_candidates(device_, {&*found}, c, data, {kLeastRepeats, true, false, 0});
+    EXPECT_EQ(result.status, RunStatus::ok) << result.message;
+    return result.runs.at(0);
+  }
+
+  FakeGpu device_;
+};
+
+constexpr double kWorkMs = 20;
+
+TEST_F(BenchClaims, HonestTimesAreTheCandidatesOwn) {
+  // On a machine that has more to do than this, the way to the process and back may take milliseconds.
+  BenchRun run;
+  for (int i = 0; i < 5 && (i == 0 || run.overruled > 0); ++i) run = time("honest");
+  ASSERT_EQ(run.status, RunStatus::ok) << run.message;
+  EXPECT_EQ(run.overruled, 0);
+  ASSERT_EQ(run.burst_ms.size(), static_cast<size_t>(kLeastRepeats));
+  EXPECT_GE(quantile(run.burst_ms, 0), kWorkMs);
+}
+
+TEST_F(BenchClaims, LiesGiveTheTimeOfTheWork) {
+  for (const char* name : {"stops_the_clock", "claims_no_time", "replays_by_content"}) {
+    const BenchRun run = time(name);
+    ASSERT_EQ(run.status, RunStatus::ok) << name << ": " << run.message;
+    EXPECT_GT(run.overruled, 0) << name;
+    EXPECT_GE(summarize(run.burst_ms).median, 0.9 * kWorkMs) << name;
+  }
+}
+
+TEST_F(BenchClaims, FewDataSetsBoundTimesToo) {
+  for (const size_t sets : {1, 2, 4}) {
+    const BenchRun run = time("stops_the_clock", sets);
+    ASSERT_EQ(run.status, RunStatus::ok) << sets << ": " << run.message;
+    EXPECT_EQ(run.overruled, kLeastRepeats) << sets;
+    EXPECT_GE(summarize(run.burst_ms).median, 0.9 * kWorkMs) << sets;
+  }
+}
+
+TEST_F(BenchClaims, WorkThatGoesOnBehindItsEndIsAFailure) {
+  device_.is_alone = false;
+  const BenchRun run = time("honest");
+  EXPECT_EQ(run.status, RunStatus::failed);
+  EXPECT_EQ(run.message, "its work on the device goes on after it said that all is done");
+}
+
+}  // namespace
+}  // namespace checkop::bound_test
