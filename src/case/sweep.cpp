@@ -145,7 +145,7 @@ int64_t default_size(std::string_view dim) {
   if (dim == "group_bounds" || dim == "topk" || dim == "seqs") return 2;
   if (dim == "experts" || dim == "leaves") return 8;
   if (dim == "pages" || dim == "page_size") return 16;
-  if (dim == "max_pages") return 4;
+  if (dim == "max_pages" || dim == "parts") return 4;
   if (dim == kWorldSize) return 1;
   return 4096;
 }

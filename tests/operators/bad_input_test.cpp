@@ -136,5 +136,13 @@ TEST(BadInput, LogitsOfWhichRoundingDecidesThatTheyStay) {
             "data whose choice does not depend on rounding");
 }
 
+TEST(BadInput, LogSumExpsThatAreInfinite) {
+  const Case c = gold_case("attention_merge_state", "forward", DType::f32,
+                           {{"tokens", 1}, {"parts", 2}, {"heads", 2}, {"head_dim", 1}});
+  EXPECT_EQ(complaint(c, "part_lse", {0, 1, -INFINITY, INFINITY}),
+            "input 'part_lse': token 0, part 1, head 1 is infinite; give a finite number, or -inf for a part without "
+            "keys");
+}
+
 }  // namespace
 }  // namespace checkop::bad_input_test

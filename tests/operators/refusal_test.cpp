@@ -377,6 +377,7 @@ TEST(Refusal, MessagesOfAttention) {
       {"paged_attention", kForward,
        [](SpoiltCall& c) { c.reshape("k_cache", 1, 1, 1, 1), c.reshape("v_cache", 1, 1, 1, 1); },
        "k_cache: dtype or head_dim differ from those of q"},
+      {"attention_merge_state", kForward, [](SpoiltCall& c) { c.reshape("part_o", 4, 6); }, "part_o: expected rank 4"},
   });
 }
 

@@ -81,11 +81,11 @@ TEST(Residuals, AGoldOfAllRowsNeedsNoneUnlessTheContractAsks) {
 }
 
 TEST(Residuals, ARowThatTheGoldLeftOutMayNotBeNaN) {
-  Question q(sized("logp", "forward", DType::f32));
+  Question q(sized("entropy", "forward", DType::f32));
   q.outputs[0].set(7, std::numeric_limits<double>::quiet_NaN());
   const Judgment judgment = q.judged();
   EXPECT_EQ(judgment.verdict, Verdict::fail);
-  EXPECT_EQ(judgment.reason, "logp row 7: finite is 1, infx the bound 0.00e+00; 1 of 16 rows out of bound");
+  EXPECT_EQ(judgment.reason, "entropy row 7: finite is 1, infx the bound 0.00e+00; 1 of 16 rows out of bound");
 }
 
 TEST(Residuals, AMissingSoftmaxTermBreaksTheRowSum) {

@@ -401,7 +401,7 @@ TEST(MutateCommand, ExitsByTheKillRateAndTheControls) {
   expect_exit(run_program(kMutate), 0, "kill rate 1.0000");
   const std::string seed = kMutate + "--contract " CHECKOP_SOURCE_DIR "/contracts/rl_kernel.json ";
   const ProcessResult loose = run_program(seed);
-  expect_exit(loose, 1, "SURVIVED logp/backward bf16 softmax_term_dropped");
+  expect_exit(loose, 1, "SURVIVED logp/backward bf16 bf16_exponential");
   EXPECT_NE(loose.text.find("of its limit would reject it, controls reach"), std::string::npos) << loose.text;
   expect_exit(run_program(seed + "--min-kill 0.1"), 0, "kill rate 0.");
 }
