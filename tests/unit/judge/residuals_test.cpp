@@ -88,6 +88,16 @@ TEST(Residuals, ARowThatTheGoldLeftOutMayNotBeNaN) {
   EXPECT_EQ(judgment.reason, "entropy row 7: finite is 1, infx the bound 0.00e+00; 1 of 16 rows out of bound");
 }
 
+TEST(Residuals, ARowThatTheGoldLeftOutMayBeInfiniteWhereTheGoldMayBeAndNotNaN) {
+  Question q(sized("logp", "forward", DType::f32));
+  q.outputs[0].set(7, -std::numeric_limits<double>::infinity());
+  EXPECT_EQ(q.judged().verdict, Verdict::pass);
+  q.outputs[0].set(7, std::numeric_limits<double>::quiet_NaN());
+  const Judgment judgment = q.judged();
+  EXPECT_EQ(judgment.verdict, Verdict::fail);
+  EXPECT_EQ(judgment.reason, "logp row 7: not_nan is 1, infx the bound 0.00e+00; 1 of 16 rows out of bound");
+}
+
 TEST(Residuals, AMissingSoftmaxTermBreaksTheRowSum) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     Question q(sized("logp", "backward", dtype));
