@@ -691,7 +691,6 @@ struct BackwardCall {
 template <typename KeyConfig, typename T>
 cudaError_t launch_backward_with(const BackwardCall<T>& call) {
   constexpr int head_dim = KeyConfig::kHeadDim;
-  using Forward = std::conditional_t<head_dim == 128, AttentionConfig<128, 2, 2>, AttentionConfig<64, 3, 4>>;
   using QueryConfig = QueryGradientConfig<head_dim>;
   const AttentionParams& s = call.forward.shape;
   const bool has_both = call.saved_o != nullptr && call.saved_lse != nullptr;
@@ -702,7 +701,7 @@ cudaError_t launch_backward_with(const BackwardCall<T>& call) {
   forward.lse = reinterpret_cast<float*>(call.workspace + layout.lse), forward.lse_unit = 1.0f;
   forward.workspace = call.workspace + layout.forward;
   if (!has_both) {
-    if (const auto error = launch_forward<Forward>(forward)) return error;
+    if (const auto error = launch_forward<ManyQueries<head_dim>>(forward)) return error;
   } else if (forward.keep != nullptr) {
     launch_list_keys(forward);
   }
@@ -737,10 +736,8 @@ cudaError_t launch_backward_with(const BackwardCall<T>& call) {
       !map(p.dq_map, call.dq, s.q_seq, s.heads(), 16)) {
     return cudaErrorInvalidValue;
   }
-  int device = 0, n_sms = 0;
-  if (const auto error = cudaGetDevice(&device)) return error;
-  if (const auto error = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device)) return error;
-  const int64_t most_blocks = std::min<int64_t>(n_sms, forward.max_blocks);
+  int64_t n_sms = 0;
+  if (const auto error = count_multiprocessors(n_sms)) return error;
   constexpr auto keys = key_gradients<KeyConfig, T>;
   constexpr auto queries = query_gradients<QueryConfig, T>;
   constexpr auto kAttribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
@@ -749,8 +746,8 @@ cudaError_t launch_backward_with(const BackwardCall<T>& call) {
   for (int64_t first = 0; first < kv_planes; first += layout.kv_planes) {
     p.first_kv_plane = static_cast<int>(first);
     p.kv_planes = static_cast<int>(std::min(layout.kv_planes, kv_planes - first));
-    const auto key_blocks = std::min<int64_t>(most_blocks, int64_t{p.images.key_blocks} * p.kv_planes);
-    const auto query_blocks = std::min<int64_t>(most_blocks, int64_t{p.images.q_tiles} * p.kv_planes * p.group);
+    const auto key_blocks = std::min<int64_t>(n_sms, int64_t{p.images.key_blocks} * p.kv_planes);
+    const auto query_blocks = std::min<int64_t>(n_sms, int64_t{p.images.q_tiles} * p.kv_planes * p.group);
     key_gradients<KeyConfig, T>
         <<<static_cast<unsigned>(key_blocks), KeyConfig::kThreads, KeyConfig::kDynamicSmemBytes, stream>>>(p);
     query_gradients<QueryConfig, T>

@@ -165,8 +165,7 @@ checkop_status launch_backward(const checkop_call* call) {
     const int64_t sequences = in[3].shape[0] - 1, tokens_q = in[0].shape[0], tokens_k = in[1].shape[0];
     const auto* q = static_cast<const T*>(in[0].data);
     const auto* sinks = static_cast<const T*>(in[kOfSinks].data);
-    const PackedKeys<const T> keys{static_cast<const T*>(in[1].data), static_cast<const T*>(in[2].data),
-                                   key_bounds(call), sequences};
+    const PackedKeys<const T> keys = packed_keys<T>(call);
     const auto output = [&](int i) { return static_cast<T*>(call->outputs[i].data); };
     const dim3 of_queries = sequences_grid(tokens_q, sequences, p.q_heads);
     constexpr int kBytes = Tiles<kChunks>::bytes(4, 2);

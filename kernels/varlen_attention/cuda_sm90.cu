@@ -29,41 +29,31 @@ namespace {
 namespace hopper = attention::hopper;
 using namespace varlen_attention;  // NOLINT: the checks of this operator
 
-/// Three warpgroups of queries where head_dim leaves them enough registers.
-using Wide = hopper::AttentionConfig<128, 2, 2, hopper::Source::rows>;
-using Narrow = hopper::AttentionConfig<64, 3, 4, hopper::Source::rows>;
-
+/// The call, with the outputs of the forward pass.
 template <typename T>
-checkop_status run(const checkop_call* call, const AttentionParams& shape) {
-  if (auto status = hopper::check_alignment(call)) return status;
-  const checkop_tensor* in = call->inputs;
-  const auto input = [&](int i) { return static_cast<const T*>(in[i].data); };
-  hopper::PackedCall<T> packed{};
-  packed.shape = shape, packed.rows = in[1].shape[0];
-  packed.sequences.q_bounds = static_cast<const int32_t*>(in[3].data), packed.sequences.k_bounds = key_bounds(call);
-  packed.sequences.sequences = in[3].shape[0] - 1, packed.sequences.tokens = in[0].shape[0];
-  packed.sequences.most_blocks = static_cast<int>(ceil_div(packed.rows, hopper::kKeys));
-  packed.sequences.causal = shape.causal;
-  packed.q = input(0), packed.k = input(1), packed.v = input(2);
-  packed.o = static_cast<T*>(call->outputs[0].data), packed.lse = static_cast<float*>(call->outputs[1].data);
-  packed.workspace = static_cast<std::byte*>(call->workspace);
-  packed.stream = static_cast<cudaStream_t>(call->stream);
-  if (!hopper::has_packed(packed)) return launch_portable(call, shape);
-  CallCheck check(call);
-  if (check.workspace(hopper::packed_workspace(call)).failed()) return check.status();
-  const bool is_wide = shape.width == 128;
-  const auto error = is_wide ? hopper::launch_packed<Wide>(packed) : hopper::launch_packed<Narrow>(packed);
-  if (auto status = cuda_status(call, error, "launch varlen_attention forward")) return status;
-  return say(call, CHECKOP_OK, is_wide ? "wgmma, tile 128x128" : "wgmma, tile 192x128");
+hopper::PackedCall<T> packed_call(const checkop_call* call, const AttentionParams& shape) {
+  const int64_t keys = call->inputs[1].shape[0];
+  auto packed = hopper::packed_call<T>(call, shape, keys, keys);
+  packed.sequences.k_bounds = key_bounds(call);
+  return packed;
 }
 
 checkop_status launch_forward(const checkop_call* call) {
   AttentionParams shape;
   if (auto status = check_varlen(call, false, shape)) return status;
   if (auto status = hopper::decline_options(call, shape, call->inputs[kOfSinks])) return status;
-  if (hopper::has_shape(shape) && call->inputs[0].dtype == CHECKOP_F16) return run<__half>(call, shape);
-  if (hopper::has_shape(shape) && call->inputs[0].dtype == CHECKOP_BF16) return run<__nv_bfloat16>(call, shape);
-  return launch_portable(call, shape);
+  const auto portable = [&] { return launch_portable(call, shape); };
+  const auto run = [&](auto tag, auto head_dim) {
+    using Config = hopper::ManyQueries<decltype(head_dim)::value, hopper::Source::rows>;
+    const auto packed = packed_call<typename decltype(tag)::type>(call, shape);
+    if (!hopper::has_packed(packed)) return portable();
+    CallCheck check(call);
+    if (check.workspace(hopper::packed_workspace(call)).failed()) return check.status();
+    const auto error = hopper::launch_packed<Config>(packed);
+    if (auto status = cuda_status(call, error, "launch varlen_attention forward")) return status;
+    return say(call, CHECKOP_OK, "wgmma, tile %dx128", Config::kRows);
+  };
+  return hopper::with_shape(call, shape, run, portable);
 }
 
 constexpr checkop_kernel kKernels[] = {

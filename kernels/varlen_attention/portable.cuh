@@ -56,23 +56,17 @@ inline const int32_t* key_bounds(const checkop_call* call) {
   return static_cast<const int32_t*>(in[4].data == nullptr ? in[3].data : in[4].data);
 }
 
+/// The keys and values of a call that has been checked.
+template <typename T>
+PackedKeys<const T> packed_keys(const checkop_call* call) {
+  const checkop_tensor* in = call->inputs;
+  return {static_cast<const T*>(in[1].data), static_cast<const T*>(in[2].data), key_bounds(call), in[3].shape[0] - 1};
+}
+
 /// Enqueues the forward pass of a call that has been checked.
 inline checkop_status launch_portable(const checkop_call* call, const AttentionParams& p) {
-  return with_width(call, p.width, [&](auto tag, auto width) {
-    using T = typename decltype(tag)::type;
-    constexpr int kChunks = decltype(width)::value, kBytes = Tiles<kChunks>::bytes(2, 1);
-    const checkop_tensor* in = call->inputs;
-    const int64_t sequences = in[3].shape[0] - 1, tokens = in[0].shape[0];
-    const PackedKeys<const T> keys{static_cast<const T*>(in[1].data), static_cast<const T*>(in[2].data),
-                                   key_bounds(call), sequences};
-    const auto kernel = sequences_forward<T, kChunks, PackedKeys<const T>>;
-    if (auto s = allow_shared(call, kernel, kBytes)) return s;
-    kernel<<<sequences_grid(tokens, sequences, p.q_heads), kThreads, kBytes, static_cast<cudaStream_t>(call->stream)>>>(
-        p, static_cast<const int32_t*>(in[3].data), sequences, tokens, static_cast<const T*>(in[0].data), keys,
-        static_cast<const T*>(in[kOfSinks].data), static_cast<T*>(call->outputs[0].data),
-        static_cast<float*>(call->outputs[1].data));
-    return launch_status(call, "launch varlen_attention forward");
-  });
+  return launch_sequences_forward(call, p, kOfSinks, "launch varlen_attention forward",
+                                  [&](auto tag) { return packed_keys<typename decltype(tag)::type>(call); });
 }
 
 }  // namespace checkop::kernels::varlen_attention
