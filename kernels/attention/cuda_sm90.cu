@@ -124,7 +124,8 @@ checkop_status launch_backward(const checkop_call* call) {
   CallCheck check(call);
   if (check.workspace(backward_workspace(call)).failed()) return check.status();
   if (auto status = cuda_status(call, hopper::launch_backward(backward), "launch attention backward")) return status;
-  return say(call, CHECKOP_OK, "wgmma, 128 keys by 64 queries");
+  return say(call, CHECKOP_OK, "wgmma, 128 keys by %d queries",
+             shape.width == 128 ? hopper::GradientConfig<128>::kQueries : hopper::GradientConfig<64>::kQueries);
 }
 
 constexpr checkop_kernel kKernels[] = {
