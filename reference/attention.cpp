@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -24,31 +25,44 @@ extern const Emulation kAttentionForward, kAttentionBackward;  // emulation/atte
 namespace {
 
 constexpr std::string_view kQueries = "batch q_heads q_seq head_dim", kKeys = "batch kv_heads kv_seq head_dim",
-                           kRows = "batch q_heads q_seq";
-constexpr TensorSpec kQ{"q", kQueries, Fill::query}, kK{"k", kKeys, Fill::key}, kV{"v", kKeys};
+                           kRows = "batch q_heads q_seq", kOutputs = "batch q_heads q_seq v_dim",
+                           kValues = "batch kv_heads kv_seq v_dim";
+constexpr TensorSpec kQ{"q", kQueries, Fill::query}, kK{"k", kKeys, Fill::key}, kV{"v", kValues};
 constexpr TensorSpec kMask{"key_padding_mask", "batch kv_seq", Fill::mask, "", DType::u8, /*optional=*/true};
 constexpr TensorSpec kLse{"lse", kRows, Fill::saved, "", DType::f32, /*optional=*/true};
 
 constexpr std::array kForwardIn{kQ, kK, kV, kMask, kSinks};
 constexpr std::array kForwardOut{
-    OutputSpec{{"o", kQueries}, Numerics::contraction, "head_dim kv_seq"},
-    OutputSpec{{"lse", kRows, Fill::normal, "", DType::f32, /*optional=*/true}, Numerics::logprob, "head_dim kv_seq"}};
+    OutputSpec{{"o", kOutputs}, Numerics::contraction, "head_dim kv_seq", /*sampled=*/true},
+    OutputSpec{{"lse", kRows, Fill::normal, "", DType::f32, /*optional=*/true},
+               Numerics::logprob,
+               "head_dim kv_seq",
+               /*sampled=*/true,
+               /*sampled_whole=*/"batch q_heads"}};
 constexpr std::array kBackwardIn{kQ,
                                  kK,
                                  kV,
                                  kMask,
                                  kSinks,
-                                 TensorSpec{"grad_o", kQueries, Fill::upstream},
-                                 TensorSpec{"o", kQueries, Fill::saved, "", {}, /*optional=*/true},
+                                 TensorSpec{"grad_o", kOutputs, Fill::upstream},
+                                 TensorSpec{"o", kOutputs, Fill::saved, "", {}, /*optional=*/true},
                                  kLse,
                                  TensorSpec{"grad_lse", kRows, Fill::upstream, "", DType::f32, /*optional=*/true}};
-// A key's gradient sums over the queries of its group of heads. The spec names all heads, because extents have no
-// quotients.
+// A key's gradient sums over the queries of its group of heads, each of which takes the whole softmax of that query:
+// so all keys of a head cost as much as one. The spec names all heads, because extents have no quotients.
 constexpr std::array kBackwardOut{
-    OutputSpec{{"dq", kQueries}, Numerics::contraction, "head_dim kv_seq"},
-    OutputSpec{{"dk", kKeys}, Numerics::contraction, "head_dim kv_seq q_heads*q_seq"},
-    OutputSpec{{"dv", kKeys}, Numerics::contraction, "head_dim kv_seq q_heads*q_seq"},
-    OutputSpec{kDSinks, Numerics::reduction, "head_dim kv_seq batch*q_seq"},
+    OutputSpec{{"dq", kQueries}, Numerics::contraction, "head_dim v_dim kv_seq", /*sampled=*/true},
+    OutputSpec{{"dk", kKeys},
+               Numerics::contraction,
+               "head_dim v_dim kv_seq q_heads*q_seq",
+               /*sampled=*/true,
+               /*sampled_whole=*/"batch kv_heads"},
+    OutputSpec{{"dv", kValues},
+               Numerics::contraction,
+               "head_dim kv_seq q_heads*q_seq",
+               /*sampled=*/true,
+               /*sampled_whole=*/"batch kv_heads"},
+    OutputSpec{kDSinks, Numerics::reduction, "head_dim v_dim kv_seq batch*q_seq"},
 };
 
 constexpr std::string_view kFlash = "FlashAttention 2 and 3, cuDNN, PyTorch's SDPA with them, xFormers, FlashInfer";
@@ -58,7 +72,8 @@ constexpr std::string_view kEager = "eager attention of Hugging Face: matmul, so
 constexpr size_t kCausal = 0, kScale = 1, kWindowLeft = 2, kWindowRight = 3, kSoftcapOfScores = 4;
 
 constexpr int64_t kRowsOfATask = 16;
-constexpr double kScaleRounding = 3;  // 1/sqrt(head_dim) rounds twice, the product with it once
+constexpr int64_t kTasksOfAHead = 16;  // of the queries of a head, where a single head is computed
+constexpr double kScaleRounding = 3;   // 1/sqrt(head_dim) rounds twice, the product with it once
 
 /// Indices of a pass's inputs, for keys stored in `parts` parts. With several, as in kv_cache_attention, there are none
 /// from sinks on but the upstream gradient.
@@ -89,10 +104,12 @@ bool has_lse_out(const GoldArgs& args) {
 }
 
 struct Sizes {
-  int64_t batch, q_heads, kv_heads, q_seq, kv_seq, head_dim;
+  int64_t batch, q_heads, kv_heads, q_seq, kv_seq, head_dim, v_dim;
 
   int64_t queries() const { return q_heads * q_seq * head_dim; }  // elements per batch entry
+  int64_t outputs() const { return q_heads * q_seq * v_dim; }
   int64_t keys() const { return kv_heads * kv_seq * head_dim; }
+  int64_t values() const { return kv_heads * kv_seq * v_dim; }
 };
 
 size_t at(int64_t i) { return static_cast<size_t>(i); }
@@ -130,9 +147,11 @@ struct Dot {
 /// Values and their two error coefficients; see GoldRows. With recipes, also the roundings to 16 bits in the sums: the
 /// sum of their squared errors and that of the errors' sizes, in units of the unit roundoff of the dtype of the case.
 /// With saved inputs, also by how much each of them moves the values of a kernel that uses it.
+///
+/// Holds `n` elements, from number `first` on. A block of no elements takes what is added to it and forgets it.
 struct Block {
   std::vector<double> value, magnitude, rounding, squares, sizes, by_o, by_lse, spread, deviation;
-  explicit Block(int64_t n, bool recipes = false, bool saved = false)
+  explicit Block(int64_t n, bool recipes = false, bool saved = false, int64_t first = 0)
       : value(at(n)),
         magnitude(at(n)),
         rounding(at(n)),
@@ -141,10 +160,13 @@ struct Block {
         by_o(saved ? at(n) : 0),
         by_lse(by_o.size()),
         spread(recipes || saved ? at(n) : 0),
-        deviation(spread.size()) {}
+        deviation(spread.size()),
+        first_(first) {}
 
   /// [first, first + n) += factor*x. The errors of `factor` are `factor_magnitude` and `factor_rounding`.
   void add(int64_t first, int64_t n, double factor, double factor_magnitude, double factor_rounding, const double* x) {
+    if (value.empty()) return;
+    first -= first_;
     double *to = &value[at(first)], *m = &magnitude[at(first)], *r = &rounding[at(first)];
     for (int64_t d = 0; d < n; ++d) {
       to[d] += factor * x[d];
@@ -156,10 +178,23 @@ struct Block {
   void add_roundings(int64_t first, int64_t n, double of_squares, double of_sizes, const double* x) {
     for (int64_t d = 0; d < n; ++d) add_rounding(first + d, of_squares * x[d] * x[d], of_sizes * std::abs(x[d]));
   }
-  void add_rounding(int64_t i, double square, double size) { squares[at(i)] += square, sizes[at(i)] += size; }
+  void add_rounding(int64_t i, double square, double size) {
+    if (value.empty()) return;
+    squares[at(i - first_)] += square, sizes[at(i - first_)] += size;
+  }
   /// [first, first + n) moves by o*x in a kernel that uses the saved o, by lse*x in one that uses the saved lse.
   void move(int64_t first, int64_t n, double o, double lse, const double* x) {
+    if (value.empty()) return;
+    first -= first_;
     for (int64_t d = 0; d < n; ++d) by_o[at(first + d)] += o * x[d], by_lse[at(first + d)] += lse * x[d];
+  }
+  /// Adds a block that holds some of these elements, whose spread is not there yet.
+  void add(const Block& part) {
+    const auto add_to = [&](std::vector<double>& to, const std::vector<double>& from) {
+      for (size_t i = 0; i < from.size(); ++i) to[at(part.first_ - first_) + i] += from[i];
+    };
+    add_to(value, part.value), add_to(magnitude, part.magnitude), add_to(rounding, part.rounding);
+    add_to(squares, part.squares), add_to(sizes, part.sizes), add_to(by_o, part.by_o), add_to(by_lse, part.by_lse);
   }
   /// Turns roundings and moves into their spread, once they are all there.
   /// `equal`: all probabilities of a query are equal.
@@ -170,10 +205,22 @@ struct Block {
       spread[i] = all.most + moved, deviation[i] = std::hypot(all.deviation, moved);
     }
   }
-  void sink(const GoldArgs& args, int output, int64_t row) const {
-    args.sink({output, row, 1, static_cast<int64_t>(value.size()), value.data(), magnitude.data(), rounding.data(),
-               spread.empty() ? nullptr : spread.data(), deviation.empty() ? nullptr : deviation.data()});
+  /// Emits all elements as one row, or elements [first, first + n).
+  void sink(const GoldArgs& args, int output, int64_t row) const { sink(args, output, row, 0, std::ssize(value)); }
+  void sink(const GoldArgs& args, int output, int64_t row, int64_t first, int64_t n) const {
+    const auto from = [&](const std::vector<double>& all) { return all.empty() ? nullptr : &all[at(first)]; };
+    args.sink({output, row, 1, n, from(value), from(magnitude), from(rounding), from(spread), from(deviation)});
   }
+  /// Emits what the gold was asked for of batch entry `entry`: all, or rows of `columns` elements.
+  void sink_rows(const GoldArgs& args, int output, int64_t entry, int64_t columns) const {
+    if (args.rows(output).all) return sink(args, output, entry);
+    const int64_t rows = std::ssize(value) / columns;
+    for (int64_t i = 0; i < rows; ++i)
+      if (args.rows(output).has(entry * rows + i)) sink(args, output, entry * rows + i, i * columns, columns);
+  }
+
+ private:
+  int64_t first_;
 };
 
 /// The softmax of one query over its visible keys and the sink of its head. `growth` and `rounding` are coefficients of
@@ -232,8 +279,8 @@ class Entry {
   Entry(const GoldArgs& args, const Inputs& inputs, const Sizes& sizes, int64_t batch)
       : s_(sizes),
         q(decoded(args.in(0), batch * sizes.queries(), sizes.queries())),
-        k(joined(args, inputs.parts, Inputs::k, sizes, batch)),
-        v(joined(args, inputs.parts, Inputs::v, sizes, batch)),
+        k(joined(args, inputs.parts, Inputs::k, sizes, sizes.head_dim, batch)),
+        v(joined(args, inputs.parts, Inputs::v, sizes, sizes.v_dim, batch)),
         attrs_(args.attrs),
         recipes_(args.recipes),
         sinks(has(args, inputs.sinks()) ? decoded(args.in(inputs.sinks()), 0, sizes.q_heads) : std::vector<double>()),
@@ -245,9 +292,9 @@ class Entry {
   }
 
   int64_t query_at(int64_t head, int64_t i) const { return (head * s_.q_seq + i) * s_.head_dim; }
-  int64_t key_at(int64_t head, int64_t j) const {
-    return (head / (s_.q_heads / s_.kv_heads) * s_.kv_seq + j) * s_.head_dim;
-  }
+  int64_t output_at(int64_t head, int64_t i) const { return (head * s_.q_seq + i) * s_.v_dim; }
+  int64_t key_at(int64_t head, int64_t j) const { return key_row(head, j) * s_.head_dim; }
+  int64_t value_at(int64_t head, int64_t j) const { return key_row(head, j) * s_.v_dim; }
 
   void load(int64_t head, int64_t i, QueryRow& row) const {
     const AttentionAttrs::Range seen = attrs_.keys_of(i, s_.q_seq, s_.kv_seq);
@@ -266,6 +313,7 @@ class Entry {
   }
 
  private:
+  int64_t key_row(int64_t head, int64_t j) const { return head / (s_.q_heads / s_.kv_heads) * s_.kv_seq + j; }
   static bool is_fp32(double x) { return static_cast<double>(static_cast<float>(x)) == x; }
   static void set_score(QueryRow& row, size_t j, double score, const TransformedLogit& capped) {
     row.score[j] = score, row.capped[j] = capped.z.value, row.slope[j] = capped.slope;
@@ -331,14 +379,15 @@ class Entry {
     row.has_rounded_scores = true;
   }
 
-  /// Joins the parts of a key or value array: [kv_heads, kv_seq, head_dim] of this batch entry.
-  static std::vector<double> joined(const GoldArgs& args, int parts, int (*input)(int), const Sizes& s, int64_t batch) {
-    std::vector<double> all(at(s.keys()));
+  /// Joins the parts of a key or value array: [kv_heads, kv_seq, width] of this batch entry.
+  static std::vector<double> joined(const GoldArgs& args, int parts, int (*input)(int), const Sizes& s, int64_t width,
+                                    int64_t batch) {
+    std::vector<double> all(at(s.kv_heads * s.kv_seq * width));
     for (int64_t head = 0; head < s.kv_heads; ++head) {
-      double* to = &all[at(head * s.kv_seq * s.head_dim)];
+      double* to = &all[at(head * s.kv_seq * width)];
       for (int part = 0; part < parts; ++part) {
         const Tensor& t = args.in(input(part));
-        const int64_t n = t.shape[2] * s.head_dim;
+        const int64_t n = t.shape[2] * width;
         decode(t, (batch * s.kv_heads + head) * n, n, to);
         to += n;
       }
@@ -366,7 +415,7 @@ Sizes sizes_of(const GoldArgs& args, int parts) {
   const Shape &q = args.in(0).shape, &k = args.in(1).shape;
   int64_t kv_seq = 0;
   for (int part = 0; part < parts; ++part) kv_seq += args.in(Inputs::k(part)).shape[2];
-  return {q[0], q[1], k[1], q[2], kv_seq, q[3]};
+  return {q[0], q[1], k[1], q[2], kv_seq, q[3], args.in(Inputs::v(0)).shape[3]};
 }
 
 /// The errors of a query's probabilities when its scores are rounded by a little. Two roundings of a score s, before
@@ -395,17 +444,17 @@ struct RoundedScores {
 ///   d_j
 void round_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s, const QueryRow& row, int64_t r,
                Block& o, Block& lse) {
-  const int64_t head = r / s.q_seq, to = r * s.head_dim;
-  const auto v_of = [&](size_t j) { return &entry.v[at(entry.key_at(head, row.keys[j]))]; };
+  const int64_t head = r / s.q_seq, to = r * s.v_dim;
+  const auto v_of = [&](size_t j) { return &entry.v[at(entry.value_at(head, row.keys[j]))]; };
   for (size_t j = 0; recipes.has(recipe::kP) && j < row.keys.size(); ++j) {
     const double p = recipes.size(row.p[j]);
-    o.add_roundings(to, s.head_dim, p * p, p, v_of(j));
+    o.add_roundings(to, s.v_dim, p * p, p, v_of(j));
   }
   if (!recipes.has(recipe::kScores)) return;
   const RoundedScores scores(recipes, entry.cap, row);
   for (size_t j = 0; j < row.keys.size(); ++j) {
     const double* v = v_of(j);
-    for (int64_t i = 0; i < s.head_dim; ++i) {
+    for (int64_t i = 0; i < s.v_dim; ++i) {
       const double error = std::abs(row.p[j] * scores.amplitude[j] * (v[i] - o.value[at(to + i)]));
       o.add_rounding(to + i, scores.kRoundings * error * error, scores.kRoundings * error);
     }
@@ -421,26 +470,33 @@ void attention_forward(const GoldArgs& args, int parts) {
   for (int64_t b = 0; b < s.batch; ++b) {
     const Entry entry(args, {parts}, s, b);
     const int64_t rows = s.q_heads * s.q_seq;
-    Block o(s.queries(), !args.recipes.none()), lse(rows, !args.recipes.none());
-    args.parallel_for((rows + kRowsOfATask - 1) / kRowsOfATask, [&](int64_t task) {
+    Block o(s.outputs(), !args.recipes.none()), lse(rows, !args.recipes.none());
+    std::vector<int64_t> wanted;
+    for (int64_t r = 0; r < rows; ++r) {
+      const bool of_lse = has_lse_out(args) && args.rows(kLseOut).has(b * s.q_heads + r / s.q_seq);
+      if (of_lse || args.rows(0).has(b * rows + r)) wanted.push_back(r);
+    }
+    const int64_t n_wanted = std::ssize(wanted);
+    args.parallel_for((n_wanted + kRowsOfATask - 1) / kRowsOfATask, [&](int64_t task) {
       QueryRow row;
-      for (int64_t r = task * kRowsOfATask; r < std::min(rows, (task + 1) * kRowsOfATask); ++r) {
+      for (int64_t i = task * kRowsOfATask; i < std::min(n_wanted, (task + 1) * kRowsOfATask); ++i) {
+        const int64_t r = wanted[at(i)];
         entry.load(r / s.q_seq, r % s.q_seq, row);
-        const int64_t to = r * s.head_dim;
+        const int64_t to = r * s.v_dim;
         for (size_t j = 0; j < row.keys.size(); ++j) {
           const double p = row.p[j];
-          o.add(to, s.head_dim, p, p * (1 + row.growth[j]), p * row.rounding[j],
-                &entry.v[at(entry.key_at(r / s.q_seq, row.keys[j]))]);
+          o.add(to, s.v_dim, p, p * (1 + row.growth[j]), p * row.rounding[j],
+                &entry.v[at(entry.value_at(r / s.q_seq, row.keys[j]))]);
         }
         lse.value[at(r)] = row.lse, lse.magnitude[at(r)] = row.lse_magnitude, lse.rounding[at(r)] = row.lse_rounding;
         if (!args.recipes.none()) round_row(args.recipes, entry, s, row, r, o, lse);
       }
     });
     o.finish(args, 0, entry.scale == 0);
-    o.sink(args, 0, b);
+    o.sink_rows(args, 0, b, s.v_dim);
     if (!has_lse_out(args)) continue;
     lse.finish(args, kLseOut, entry.scale == 0);
-    lse.sink(args, kLseOut, b);
+    lse.sink_rows(args, kLseOut, b, s.q_seq);
   }
 }
 
@@ -456,13 +512,20 @@ class RoundedGradients {
  public:
   RoundedGradients(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s, int64_t head, const QueryRow& row,
                    double d, double of_lse)
-      : recipes_(recipes), entry_(entry), n_(s.head_dim), head_(head), row_(row), d_(d), of_lse_(of_lse) {}
+      : recipes_(recipes),
+        entry_(entry),
+        n_(s.head_dim),
+        v_n_(s.v_dim),
+        head_(head),
+        row_(row),
+        d_(d),
+        of_lse_(of_lse) {}
 
   void add(const double* grad, int64_t query, const std::vector<Dot>& dp, const std::vector<double>& dt, Block& dq,
            Block& dk, Block& dv, Block& dsinks) const {
     for (size_t j = 0; j < dt.size(); ++j) {
       const double p = recipes_.size(row_.p[j]), size = rounded_ds(slope(j) * dt[j]);
-      if (recipes_.has(recipe::kP)) dv.add_roundings(key(j), n_, p * p, p, grad);
+      if (recipes_.has(recipe::kP)) dv.add_roundings(value(j), v_n_, p * p, p, grad);
       if (!recipes_.has(recipe::kDs)) continue;
       dq.add_roundings(query, n_, size * size, size, &entry_.k[at(key(j))]);
       dk.add_roundings(key(j), n_, size * size, size, &entry_.q[at(query)]);
@@ -475,6 +538,7 @@ class RoundedGradients {
 
  private:
   int64_t key(size_t j) const { return entry_.key_at(head_, row_.keys[j]); }
+  int64_t value(size_t j) const { return entry_.value_at(head_, row_.keys[j]); }
   double slope(size_t j) const { return row_.slope[j].value; }
   std::vector<double> times_slope(std::vector<double> x) const {
     for (size_t j = 0; j < x.size(); ++j) x[j] *= slope(j);
@@ -485,19 +549,26 @@ class RoundedGradients {
   double rounded_ds(double ds) const {
     return std::max(std::abs(ds), std::max(std::abs(entry_.scale), 1.0) * recipes_.size(0));
   }
-  /// sum_j weight_j x_j over the rows of the keys in `x`, which is k or v of the entry.
-  std::vector<double> mean(const std::vector<double>& weight, const std::vector<double>& x) const {
+  /// sum_j weight_j k_j, and of the values.
+  std::vector<double> mean_key(const std::vector<double>& weight) const {
     std::vector<double> sum(at(n_));
     for (size_t j = 0; j < weight.size(); ++j) {
-      for (int64_t d = 0; d < n_; ++d) sum[at(d)] += weight[j] * x[at(key(j) + d)];
+      for (int64_t d = 0; d < n_; ++d) sum[at(d)] += weight[j] * entry_.k[at(key(j) + d)];
+    }
+    return sum;
+  }
+  std::vector<double> mean_value(const std::vector<double>& weight) const {
+    std::vector<double> sum(at(v_n_));
+    for (size_t j = 0; j < weight.size(); ++j) {
+      for (int64_t d = 0; d < v_n_; ++d) sum[at(d)] += weight[j] * entry_.v[at(value(j) + d)];
     }
     return sum;
   }
 
   void add_o(const double* grad, int64_t query, Block& dq, Block& dk, Block& dsinks) const {
-    const std::vector<double> o = mean(row_.p, entry_.v), k = mean(times_slope(row_.p), entry_.k);
+    const std::vector<double> o = mean_value(row_.p), k = mean_key(times_slope(row_.p));
     double square = 0, size = 0;  // of the errors of D
-    for (int64_t d = 0; d < n_; ++d) {
+    for (int64_t d = 0; d < v_n_; ++d) {
       const double term = std::abs(grad[d]) * recipes_.size(o[at(d)]);
       square += term * term, size += term;
     }
@@ -545,7 +616,7 @@ class RoundedGradients {
       pp += ap * ap, pd += ap * ad, dd += ad * ad, bb += b[j] * b[j];
       p1 += ap, d1 += std::abs(ad), b1 += b[j];
     }
-    const std::vector<double> k = mean(times_slope(p), entry_.k), dq_of_row = mean(times_slope(dt), entry_.k);
+    const std::vector<double> k = mean_key(times_slope(p)), dq_of_row = mean_key(times_slope(dt));
     for (size_t j = 0; j < p.size(); ++j) {
       const double ap = a[j] * p[j], own = recipes_.size(slope(j) * dt[j]);
       const double by_own = std::abs(a[j] * (dt[j] * (1 - p[j]) - p[j] * by_d[j]));
@@ -553,7 +624,7 @@ class RoundedGradients {
       const auto square = [](double x) { return x * x; };
       const double p_square = square(ap * (1 - p[j])) + square(p[j]) * (pp - square(ap));
       const double p_size = ap * (1 - p[j]) + p[j] * (p1 - ap);
-      dv.add_roundings(key(j), n_, kTwice * p_square, kTwice * p_size, grad);
+      dv.add_roundings(value(j), v_n_, kTwice * p_square, kTwice * p_size, grad);
       const double others =
           square(dt[j]) * pp + 2 * dt[j] * p[j] * pd + square(p[j]) * dd - square(ap * (dt[j] + by_d[j]));
       const double of_scores = square(slope(j) * by_own + of_slope) + square(slope(j)) * std::max(0.0, others);
@@ -576,7 +647,7 @@ class RoundedGradients {
 
   const ActiveRecipes& recipes_;
   const Entry& entry_;
-  const int64_t n_, head_;
+  const int64_t n_, v_n_, head_;  ///< head_dim, v_dim, and the query head
   const QueryRow& row_;
   const double d_, of_lse_;  ///< the row sum D, and the gradient of lse
 };
@@ -613,7 +684,7 @@ struct Saved {
 
   Saved(const GoldArgs& args, const Inputs& inputs, const Sizes& s, int64_t batch) {
     if (has(args, inputs.o())) {
-      o = decoded(args.in(inputs.o()), batch * s.queries(), s.queries());
+      o = decoded(args.in(inputs.o()), batch * s.outputs(), s.outputs());
       smallest = std::ldexp(1.0, info(args.in(inputs.o()).dtype).min_exponent);
     }
     const int64_t rows = s.q_heads * s.q_seq;
@@ -669,12 +740,12 @@ void differentiate_row(const ActiveRecipes& recipes, const Entry& entry, const S
                        int64_t head, int64_t i, QueryRow& row, Block& dq, Block& dk, Block& dv, Block& dsinks) {
   entry.load(head, i, row);
   std::vector<double> all_dt;
-  const int64_t query = entry.query_at(head, i), n = s.head_dim;
+  const int64_t query = entry.query_at(head, i), output = entry.output_at(head, i), n = s.head_dim, v_n = s.v_dim;
   std::vector<Dot> dp;
   dp.reserve(row.keys.size());
   double d = 0, d_size = 0, d_magnitude = 0, d_rounding = 0;
   for (size_t j = 0; j < row.keys.size(); ++j) {
-    dp.emplace_back(&grad[at(query)], &entry.v[at(entry.key_at(head, row.keys[j]))], n);
+    dp.emplace_back(&grad[at(output)], &entry.v[at(entry.value_at(head, row.keys[j]))], v_n);
     d += row.p[j] * dp[j].value;
     d_size += row.p[j] * dp[j].magnitude;
     d_magnitude += row.p[j] * dp[j].magnitude * (2 + row.growth[j]);
@@ -686,9 +757,9 @@ void differentiate_row(const ActiveRecipes& recipes, const Entry& entry, const S
   // A kernel with rounded scores computes its own lse and D.
   const bool uses_saved = saved.any() && !row.has_rounded_scores;
   const double of_lse = uses_saved ? saved.growth_of_p(row, r, &entry.q[at(query)]) : 0;
-  const double of_o = uses_saved ? saved.added_to_d(&grad[at(query)], n, d, d_size, r) : 0;
+  const double of_o = uses_saved ? saved.added_to_d(&grad[at(output)], v_n, d, d_size, r) : 0;
   for (size_t j = 0; j < row.keys.size(); ++j) {
-    const int64_t key = entry.key_at(head, row.keys[j]);
+    const int64_t key = entry.key_at(head, row.keys[j]), value = entry.value_at(head, row.keys[j]);
     const double p = row.p[j], growth = row.growth[j], rounding = row.rounding[j], off = dp[j].value - d + g;
     const double dt = entry.scale * p * off, weight = std::abs(entry.scale) * p;
     const double dt_magnitude = std::abs(dt) + weight * (dp[j].magnitude + d_magnitude + std::abs(off) * growth);
@@ -700,13 +771,13 @@ void differentiate_row(const ActiveRecipes& recipes, const Entry& entry, const S
     const GoldElement ds = by_logit({dt, dt_magnitude, dt_rounding}, {{}, slope});
     dq.add(query, n, ds.value, ds.magnitude, ds.rounding, &entry.k[at(key)]);
     dk.add(key, n, ds.value, ds.magnitude, ds.rounding, &entry.q[at(query)]);
-    dv.add(key, n, p, p * (1 + growth), p * rounding + kFlushUnits, &grad[at(query)]);
+    dv.add(value, v_n, p, p * (1 + growth), p * rounding + kFlushUnits, &grad[at(output)]);
     if (uses_saved) {
       const double by_o = -entry.scale * p * slope.value * of_o;
       const double by_lse = entry.scale * p * slope.value * of_lse * (off - of_o);
       dq.move(query, n, by_o, by_lse, &entry.k[at(key)]);
       dk.move(key, n, by_o, by_lse, &entry.q[at(query)]);
-      dv.move(key, n, 0, p * of_lse, &grad[at(query)]);
+      dv.move(value, v_n, 0, p * of_lse, &grad[at(output)]);
     }
     all_dt.push_back(dt);
   }
@@ -717,22 +788,22 @@ void differentiate_row(const ActiveRecipes& recipes, const Entry& entry, const S
     if (uses_saved) dsinks.move(head, 1, -p * of_o, p * of_lse * (off - of_o), &one);
   }
   if (!recipes.none())
-    RoundedGradients(recipes, entry, s, head, row, d, g).add(&grad[at(query)], query, dp, all_dt, dq, dk, dv, dsinks);
+    RoundedGradients(recipes, entry, s, head, row, d, g).add(&grad[at(output)], query, dp, all_dt, dq, dk, dv, dsinks);
 }
 
-/// Emits keys [first, first + n) of every head of `all` as row `row` of an output.
-void sink_keys(const GoldArgs& args, int output, int64_t row, const Block& all, const Sizes& s, int64_t first,
-               int64_t n) {
-  Block part(s.kv_heads * n * s.head_dim);
+/// Emits keys [first, first + n) of every head of `all`, which has `width` elements of each, as row `row` of an output.
+void sink_keys(const GoldArgs& args, int output, int64_t row, const Block& all, const Sizes& s, int64_t width,
+               int64_t first, int64_t n) {
+  Block part(s.kv_heads * n * width);
   part.spread.resize(all.spread.empty() ? 0 : part.value.size()), part.deviation.resize(part.spread.size());
   for (int64_t head = 0; head < s.kv_heads; ++head) {
-    const int64_t from = (head * s.kv_seq + first) * s.head_dim, to = head * n * s.head_dim;
-    std::copy_n(&all.value[at(from)], n * s.head_dim, &part.value[at(to)]);
-    std::copy_n(&all.magnitude[at(from)], n * s.head_dim, &part.magnitude[at(to)]);
-    std::copy_n(&all.rounding[at(from)], n * s.head_dim, &part.rounding[at(to)]);
+    const int64_t from = (head * s.kv_seq + first) * width, to = head * n * width;
+    std::copy_n(&all.value[at(from)], n * width, &part.value[at(to)]);
+    std::copy_n(&all.magnitude[at(from)], n * width, &part.magnitude[at(to)]);
+    std::copy_n(&all.rounding[at(from)], n * width, &part.rounding[at(to)]);
     if (all.spread.empty()) continue;
-    std::copy_n(&all.spread[at(from)], n * s.head_dim, &part.spread[at(to)]);
-    std::copy_n(&all.deviation[at(from)], n * s.head_dim, &part.deviation[at(to)]);
+    std::copy_n(&all.spread[at(from)], n * width, &part.spread[at(to)]);
+    std::copy_n(&all.deviation[at(from)], n * width, &part.deviation[at(to)]);
   }
   part.sink(args, output, row);
 }
@@ -747,31 +818,76 @@ void attention_backward(const GoldArgs& args, int parts) {
   Block dsinks(s.q_heads, rounds, has_saved);
   for (int64_t b = 0; b < s.batch; ++b) {
     const Entry entry(args, inputs, s, b);
-    const std::vector<double> grad = decoded(args.in(inputs.grad()), b * s.queries(), s.queries());
+    const std::vector<double> grad = decoded(args.in(inputs.grad()), b * s.outputs(), s.outputs());
     const ActiveRecipes& recipes = args.recipes;
     const std::vector<double> grad_lse =
         has(args, inputs.grad_lse()) ? decoded(args.in(inputs.grad_lse()), b * rows, rows) : std::vector<double>();
     const bool rounds_heads = recipes.has(recipe::kGroup) && group > 1;
     const Saved saved(args, inputs, s, b);
-    Block dq(s.queries(), rounds, has_saved), dk(s.keys(), rounds, has_saved), dv(s.keys(), rounds, has_saved);
-    args.parallel_for(s.kv_heads, [&](int64_t kv_head) {
+    Block dq(s.queries(), rounds, has_saved), dk(s.keys(), rounds, has_saved), dv(s.values(), rounds, has_saved);
+    const int64_t of_key_head = s.kv_seq * s.head_dim, of_value_head = s.kv_seq * s.v_dim;
+    const auto differentiate = [&](int64_t head, int64_t begin, int64_t end, Block& to_dk, Block& to_dv,
+                                   Block& to_dsinks) {
       QueryRow row;
-      const int64_t first = kv_head * s.kv_seq * s.head_dim, n = s.kv_seq * s.head_dim;
+      for (int64_t i = begin; i < end; ++i)
+        differentiate_row(recipes, entry, s, grad, grad_lse, saved, head, i, row, dq, to_dk, to_dv, to_dsinks);
+    };
+    // The queries of a head are those of `run`.
+    const auto differentiate_group = [&](int64_t kv_head, const std::function<void(int64_t)>& run) {
       for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-        RoundedHeads of_k(dk, first, rounds_heads ? n : 0), of_v(dv, first, rounds_heads ? n : 0);
-        for (int64_t i = 0; i < s.q_seq; ++i)
-          differentiate_row(recipes, entry, s, grad, grad_lse, saved, head, i, row, dq, dk, dv, dsinks);
+        RoundedHeads of_k(dk, kv_head * of_key_head, rounds_heads ? of_key_head : 0);
+        RoundedHeads of_v(dv, kv_head * of_value_head, rounds_heads ? of_value_head : 0);
+        run(head);
         of_k.add(recipes), of_v.add(recipes);
       }
-    });
+    };
+    const RowSet &of_keys = args.rows(inputs.k(0)), &of_queries = args.rows(0);
+    if (of_keys.all || has(args, inputs.sinks())) {  // a sink's gradient needs all queries
+      args.parallel_for(s.kv_heads, [&](int64_t kv_head) {
+        differentiate_group(kv_head, [&](int64_t head) { differentiate(head, 0, s.q_seq, dk, dv, dsinks); });
+      });
+    } else {
+      std::vector<int64_t> others;  // queries whose keys are not asked for
+      for (int64_t kv_head = 0; kv_head < s.kv_heads; ++kv_head) {
+        const int64_t first_row = (b * s.kv_heads + kv_head) * s.kv_seq;
+        if (!of_keys.has_any(first_row, first_row + s.kv_seq)) {
+          for (int64_t r = kv_head * group * s.q_seq; r < (kv_head + 1) * group * s.q_seq; ++r)
+            if (of_queries.has(b * rows + r)) others.push_back(r);
+          continue;
+        }
+        differentiate_group(kv_head, [&](int64_t head) {
+          const int64_t each = (s.q_seq + kTasksOfAHead - 1) / kTasksOfAHead;
+          std::vector<std::pair<Block, Block>> parts_of_head(at(kTasksOfAHead), {Block(0), Block(0)});
+          args.parallel_for(kTasksOfAHead, [&](int64_t task) {
+            auto& [to_dk, to_dv] = parts_of_head[at(task)];
+            to_dk = Block(of_key_head, rounds, has_saved, kv_head * of_key_head);
+            to_dv = Block(of_value_head, rounds, has_saved, kv_head * of_value_head);
+            Block no_sinks(0);
+            differentiate(head, std::min(s.q_seq, task * each), std::min(s.q_seq, (task + 1) * each), to_dk, to_dv,
+                          no_sinks);
+          });
+          for (const auto& [of_dk, of_dv] : parts_of_head) dk.add(of_dk), dv.add(of_dv);
+        });
+      }
+      args.parallel_for(std::ssize(others), [&](int64_t i) {
+        Block no_keys(0), no_values(0), no_sinks(0);
+        const int64_t head = others[at(i)] / s.q_seq, query = others[at(i)] % s.q_seq;
+        differentiate(head, query, query + 1, no_keys, no_values, no_sinks);
+      });
+    }
     const bool equal = entry.scale == 0;
     dq.finish(args, 0, equal), dk.finish(args, inputs.k(0), equal), dv.finish(args, inputs.v(0), equal);
-    dq.sink(args, 0, b);
+    dq.sink_rows(args, 0, b, s.head_dim);
+    if (parts == 1) {
+      dk.sink_rows(args, Inputs::k(0), b, s.head_dim);
+      dv.sink_rows(args, Inputs::v(0), b, s.v_dim);
+      continue;
+    }
     int64_t first = 0;
     for (int part = 0; part < parts; ++part) {  // outputs have the order of the inputs that they belong to
       const int64_t n = args.in(Inputs::k(part)).shape[2];
-      sink_keys(args, Inputs::k(part), b, dk, s, first, n);
-      sink_keys(args, Inputs::v(part), b, dv, s, first, n);
+      sink_keys(args, Inputs::k(part), b, dk, s, s.head_dim, first, n);
+      sink_keys(args, Inputs::v(part), b, dv, s, s.v_dim, first, n);
       first += n;
     }
   }
@@ -820,8 +936,10 @@ void plant_masked_keys(const FillArgs& args, const std::vector<std::string_view>
       const int64_t at = row / (shape[1] * shape[2]) * all + first + row % shape[2];
       if (mask->at(at) != 0) continue;
       const uint64_t kind = payload_kind(args, static_cast<uint64_t>(at));
-      for (const std::string_view name : {keys[part], values[part]})
-        plant_payload(args, *args.find(name), shape[3], row, kind);
+      for (const std::string_view name : {keys[part], values[part]}) {
+        Tensor& tensor = *args.find(name);
+        plant_payload(args, tensor, tensor.shape[3], row, kind);
+      }
     }
     first += shape[2];
   }
@@ -835,7 +953,7 @@ void plant_sinks(const FillArgs& args) {
     if (const auto kind = static_cast<size_t>(head % 4); kind > 0) sinks->set(head, kPlanted[kind - 1]);
 }
 
-Work attention_work(const GoldArgs& args, int parts, int products) {
+Work attention_work(const GoldArgs& args, int parts, const AttentionProducts& products) {
   const Sizes s = sizes_of(args, parts);
   const AttentionAttrs attrs(args.attrs);
   double pairs = 0;
@@ -843,7 +961,7 @@ Work attention_work(const GoldArgs& args, int parts, int products) {
     const AttentionAttrs::Range seen = attrs.keys_of(i, s.q_seq, s.kv_seq);
     pairs += static_cast<double>(seen.end - seen.begin);
   }
-  return {2.0 * products * static_cast<double>(s.batch * s.q_heads * s.head_dim) * pairs};
+  return {products.operations(s.head_dim, s.v_dim) * static_cast<double>(s.batch * s.q_heads) * pairs};
 }
 
 constexpr std::array<Recipe, 2> kAttentionForwardRecipes{

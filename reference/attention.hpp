@@ -45,11 +45,12 @@ extern const std::array<Recipe, 2> kAttentionForwardRecipes;
 extern const std::array<Recipe, 5> kAttentionBackwardRecipes;
 
 /// The passes over `parts` parts of keys, where kv_seq is the sum of their lengths:
-///   in:  q[batch, q_heads, q_seq, head_dim]; for each part k, v[batch, kv_heads, its length, head_dim];
-///        optional key_padding_mask[batch, kv_seq], nonzero keeps; with one part optional sinks[q_heads]; backward:
-///        grad_o[batch, q_heads, q_seq, head_dim], then with one part optional o and lse, which a forward pass saved,
-///        and grad_lse[batch, q_heads, q_seq]
-///   out: o, shaped as q; optional lse[batch, q_heads, q_seq]     backward: dq; for each part dk, dv; with sinks dsinks
+///   in:  q[batch, q_heads, q_seq, head_dim]; for each part k[batch, kv_heads, its length, head_dim] and
+///        v[batch, kv_heads, its length, v_dim]; optional key_padding_mask[batch, kv_seq], nonzero keeps; with one part
+///        optional sinks[q_heads]; backward: grad_o, shaped as o, then with one part optional o and lse, which a
+///        forward pass saved, and grad_lse[batch, q_heads, q_seq]
+///   out: o[batch, q_heads, q_seq, v_dim]; optional lse[batch, q_heads, q_seq]     backward: dq; for each part dk, dv;
+///        with sinks dsinks
 /// Query head h reads key head h / (q_heads/kv_heads).
 ///   o_i = sum_j p_ij v_j,  p_ij = exp(t_ij - lse_i) over the kept keys of query i;  o_i = 0 without kept keys
 ///   t_ij = s_ij = scale q_i k_j,  or with a cap c  t_ij = c tanh(s_ij/c)
@@ -61,11 +62,19 @@ extern const std::array<Recipe, 5> kAttentionBackwardRecipes;
 void attention_forward(const GoldArgs& args, int parts);
 void attention_backward(const GoldArgs& args, int parts);
 
-/// Operations of `products` products: each takes 2 head_dim operations per pair of a query and a key that `causal` and
-/// the window keep. Padding is not subtracted. The forward pass has two products, q k^T and the one with v; the
-/// backward pass recomputes q k^T and has four of its own.
-Work attention_work(const GoldArgs& args, int parts, int products);
-inline constexpr int kForwardProducts = 2, kBackwardProducts = 5;
+/// Products of a pass: each takes 2 head_dim operations per pair of a query and a key that `causal` and the window
+/// keep, or 2 v_dim. Padding is not subtracted.
+struct AttentionProducts {
+  int of_head_dim, of_v_dim;
+
+  bool operator==(const AttentionProducts&) const = default;
+  double operations(int64_t head_dim, int64_t v_dim) const {
+    return 2.0 * static_cast<double>(of_head_dim * head_dim + of_v_dim * v_dim);
+  }
+};
+inline constexpr AttentionProducts kForwardProducts{1, 1};   ///< q k^T and p v
+inline constexpr AttentionProducts kBackwardProducts{3, 2};  ///< q k^T again, dq and dk; grad v^T and dv
+Work attention_work(const GoldArgs& args, int parts, const AttentionProducts& products);
 
 /// Fills the keys and values that key_padding_mask drops with payloads that must not be read. `keys` and `values` name
 /// the tensors of the parts, in order.

@@ -14,24 +14,27 @@ extern const Emulation kKvCacheAttentionForward, kKvCacheAttentionBackward;  // 
 namespace {
 
 constexpr std::string_view kQueries = "batch q_heads q_seq head_dim", kCached = "batch kv_heads cache_seq head_dim",
-                           kNew = "batch kv_heads new_seq head_dim";
+                           kNew = "batch kv_heads new_seq head_dim", kOutputs = "batch q_heads q_seq v_dim",
+                           kCachedValues = "batch kv_heads cache_seq v_dim",
+                           kNewValues = "batch kv_heads new_seq v_dim";
 constexpr TensorSpec kQ{"q", kQueries, Fill::query}, kKCache{"k_cache", kCached, Fill::key},
-    kVCache{"v_cache", kCached};
-constexpr TensorSpec kKNew{"k_new", kNew, Fill::key}, kVNew{"v_new", kNew};
+    kVCache{"v_cache", kCachedValues};
+constexpr TensorSpec kKNew{"k_new", kNew, Fill::key}, kVNew{"v_new", kNewValues};
 constexpr TensorSpec kMask{"key_padding_mask", "batch cache_seq+new_seq", Fill::mask, "", DType::u8, /*optional=*/true};
 
-constexpr std::string_view kPerQuery = "head_dim cache_seq+new_seq",
-                           kPerKey = "head_dim cache_seq+new_seq q_heads*q_seq";
+constexpr std::string_view kPerQuery = "head_dim cache_seq+new_seq", kQGradient = "head_dim v_dim cache_seq+new_seq",
+                           kPerKey = "head_dim v_dim cache_seq+new_seq q_heads*q_seq",
+                           kPerValue = "head_dim cache_seq+new_seq q_heads*q_seq";
 constexpr std::array kForwardIn{kQ, kKCache, kVCache, kKNew, kVNew, kMask};
-constexpr std::array kForwardOut{OutputSpec{{"o", kQueries}, Numerics::contraction, kPerQuery}};
+constexpr std::array kForwardOut{OutputSpec{{"o", kOutputs}, Numerics::contraction, kPerQuery}};
 constexpr std::array kBackwardIn{
-    kQ, kKCache, kVCache, kKNew, kVNew, kMask, TensorSpec{"grad_o", kQueries, Fill::upstream}};
+    kQ, kKCache, kVCache, kKNew, kVNew, kMask, TensorSpec{"grad_o", kOutputs, Fill::upstream}};
 constexpr std::array kBackwardOut{
-    OutputSpec{{"dq", kQueries}, Numerics::contraction, kPerQuery},
+    OutputSpec{{"dq", kQueries}, Numerics::contraction, kQGradient},
     OutputSpec{{"dk_cache", kCached}, Numerics::contraction, kPerKey},
-    OutputSpec{{"dv_cache", kCached}, Numerics::contraction, kPerKey},
+    OutputSpec{{"dv_cache", kCachedValues}, Numerics::contraction, kPerValue},
     OutputSpec{{"dk_new", kNew}, Numerics::contraction, kPerKey},
-    OutputSpec{{"dv_new", kNew}, Numerics::contraction, kPerKey},
+    OutputSpec{{"dv_new", kNewValues}, Numerics::contraction, kPerValue},
 };
 
 /// Gold of kv_cache_attention: attention with k, v = k_cache, v_cache followed by k_new, v_new, where kv_seq =

@@ -23,20 +23,21 @@ extern const Emulation kPagedAttentionForward;  // emulation/paged_attention.cpp
 
 namespace {
 
-constexpr std::string_view kQueries = "tokens_q q_heads head_dim", kCache = "pages page_size kv_heads head_dim";
+constexpr std::string_view kQueries = "tokens_q q_heads head_dim", kCache = "pages page_size kv_heads head_dim",
+                           kOutputs = "tokens_q q_heads v_dim", kValues = "pages page_size kv_heads v_dim";
 constexpr std::string_view kPerQuery = "head_dim max_pages*page_size";
 enum Input : int { kOfQ, kOfKCache, kOfVCache, kOfQBounds, kOfTable, kOfLengths, kOfSinks };
 enum Output : int { kOfO, kOfLse };
 
 constexpr std::array kForwardIn{TensorSpec{"q", kQueries, Fill::query},
                                 TensorSpec{"k_cache", kCache, Fill::key},
-                                TensorSpec{"v_cache", kCache},
+                                TensorSpec{"v_cache", kValues},
                                 TensorSpec{"cu_seqlens_q", "seqs+1", Fill::positions, "", DType::i32},
                                 TensorSpec{"block_table", "seqs max_pages", Fill::positions, "", DType::i32},
                                 TensorSpec{"seq_lens", "seqs", Fill::positions, "", DType::i32},
                                 kSinks};
 constexpr std::array kForwardOut{
-    OutputSpec{{"o", kQueries}, Numerics::contraction, kPerQuery},
+    OutputSpec{{"o", kOutputs}, Numerics::contraction, kPerQuery},
     OutputSpec{
         {"lse", "tokens_q q_heads", Fill::normal, "", DType::f32, /*optional=*/true}, Numerics::logprob, kPerQuery}};
 
@@ -79,7 +80,7 @@ class Pages {
       for (int64_t j = 0; j < length_of(bounds_, s); ++j) used[static_cast<size_t>(slot(s, j))] = 1;
     return used;
   }
-  /// The keys or values of these sequences as the batch of attention: [sequences, kv_heads, n, head_dim].
+  /// The keys or values of these sequences as the batch of attention: [sequences, kv_heads, n, width].
   Tensor batch(const Tensor& cache, const SequenceBatch& sequences) const {
     const int64_t n = length_of(bounds_, sequences.front()), heads = cache.shape[2];
     Tensor batch(cache.name, cache.dtype, {std::ssize(sequences), heads, n, cache.shape[3]});
@@ -106,9 +107,9 @@ class Pages {
 SequenceBounds queries_of(const GoldArgs& args) { return read_bounds(args.in(kOfQBounds), args.in(kOfQ).shape[0]); }
 
 /// Gold of paged_attention: attention of every sequence by itself.
-///   in:  q[tokens_q, q_heads, head_dim], k_cache, v_cache[pages, page_size, kv_heads, head_dim], cu_seqlens_q[seqs+1],
-///        block_table[seqs, max_pages], seq_lens[seqs], optional sinks[q_heads]
-///   out: o, shaped as q; 0 from row cu_seqlens_q[seqs] on; optional lse[tokens_q, q_heads], there -inf
+///   in:  q[tokens_q, q_heads, head_dim], k_cache[pages, page_size, kv_heads, head_dim], v_cache[pages, page_size,
+///        kv_heads, v_dim], cu_seqlens_q[seqs+1], block_table[seqs, max_pages], seq_lens[seqs], optional sinks[q_heads]
+///   out: o[tokens_q, q_heads, v_dim]; 0 from row cu_seqlens_q[seqs] on; optional lse[tokens_q, q_heads], there -inf
 /// Sequence s has queries [cu_seqlens_q[s], cu_seqlens_q[s+1]) and seq_lens[s] keys, those of its queries included: key
 /// j lies in page block_table[s][j / page_size], at j mod page_size. Query i of n is at key i + seq_lens[s] - n, from
 /// where `causal` and the window count. Sequences may share pages. Never read, so that they may hold anything: table
@@ -144,7 +145,7 @@ Work work(const GoldArgs& args) {
   const std::vector<char> used = pages.used();
   const auto unread_slots = static_cast<double>(std::count(used.begin(), used.end(), 0));
   const double of_slot = static_cast<double>(k.bytes.size() + v.bytes.size()) / static_cast<double>(pages.slots());
-  return {2.0 * kForwardProducts * static_cast<double>(q.shape[1] * q.shape[2]) *
+  return {kForwardProducts.operations(q.shape[2], v.shape[3]) * static_cast<double>(q.shape[1]) *
               kept_pairs(queries, pages.bounds(), AttentionAttrs(args.attrs)),
           rest_bytes(q, queries.back()) + unread_slots * of_slot};
 }

@@ -13,8 +13,9 @@ extern const Emulation kVarlenAttentionForward, kVarlenAttentionBackward;  // em
 
 namespace {
 
-constexpr std::string_view kQueries = "tokens_q q_heads head_dim", kKeys = "tokens_k kv_heads head_dim";
-constexpr TensorSpec kQ{"q", kQueries, Fill::query}, kK{"k", kKeys, Fill::key}, kV{"v", kKeys};
+constexpr std::string_view kQueries = "tokens_q q_heads head_dim", kKeys = "tokens_k kv_heads head_dim",
+                           kOutputs = "tokens_q q_heads v_dim", kValues = "tokens_k kv_heads v_dim";
+constexpr TensorSpec kQ{"q", kQueries, Fill::query}, kK{"k", kKeys, Fill::key}, kV{"v", kValues};
 constexpr TensorSpec kQBounds{"cu_seqlens_q", "seqs+1", Fill::positions, "", DType::i32};
 constexpr TensorSpec kKBounds{"cu_seqlens_k", "seqs+1", Fill::positions, "", DType::i32, /*optional=*/true};
 constexpr std::string_view kRows = "tokens_q q_heads";
@@ -24,7 +25,7 @@ constexpr int kOfLse = 1;  // output of the forward pass
 
 constexpr std::array kForwardIn{kQ, kK, kV, kQBounds, kKBounds, kSinks};
 constexpr std::array kForwardOut{
-    OutputSpec{{"o", kQueries}, Numerics::contraction, "head_dim tokens_k"},
+    OutputSpec{{"o", kOutputs}, Numerics::contraction, "head_dim tokens_k"},
     OutputSpec{
         {"lse", kRows, Fill::normal, "", DType::f32, /*optional=*/true}, Numerics::logprob, "head_dim tokens_k"}};
 constexpr std::array kBackwardIn{kQ,
@@ -33,15 +34,15 @@ constexpr std::array kBackwardIn{kQ,
                                  kQBounds,
                                  kKBounds,
                                  kSinks,
-                                 TensorSpec{"grad_o", kQueries, Fill::upstream},
-                                 TensorSpec{"o", kQueries, Fill::saved, "", {}, /*optional=*/true},
+                                 TensorSpec{"grad_o", kOutputs, Fill::upstream},
+                                 TensorSpec{"o", kOutputs, Fill::saved, "", {}, /*optional=*/true},
                                  TensorSpec{"lse", kRows, Fill::saved, "", DType::f32, /*optional=*/true},
                                  TensorSpec{"grad_lse", kRows, Fill::upstream, "", DType::f32, /*optional=*/true}};
 constexpr std::array kBackwardOut{
-    OutputSpec{{"dq", kQueries}, Numerics::contraction, "head_dim tokens_k"},
-    OutputSpec{{"dk", kKeys}, Numerics::contraction, "head_dim tokens_k q_heads*tokens_q"},
-    OutputSpec{{"dv", kKeys}, Numerics::contraction, "head_dim tokens_k q_heads*tokens_q"},
-    OutputSpec{kDSinks, Numerics::reduction, "head_dim tokens_k tokens_q"},
+    OutputSpec{{"dq", kQueries}, Numerics::contraction, "head_dim v_dim tokens_k"},
+    OutputSpec{{"dk", kKeys}, Numerics::contraction, "head_dim v_dim tokens_k q_heads*tokens_q"},
+    OutputSpec{{"dv", kValues}, Numerics::contraction, "head_dim tokens_k q_heads*tokens_q"},
+    OutputSpec{kDSinks, Numerics::reduction, "head_dim v_dim tokens_k tokens_q"},
 };
 
 /// The bounds of the sequences among the queries and among the keys.
@@ -74,9 +75,10 @@ GoldArgs of_batch(const GoldArgs& args, std::span<const Tensor* const> inputs, u
 }
 
 /// Gold of varlen_attention: attention of every sequence by itself.
-///   in:  q[tokens_q, q_heads, head_dim], k, v[tokens_k, kv_heads, head_dim], cu_seqlens_q[seqs+1], optional
-///        cu_seqlens_k[seqs+1], without which the keys have the bounds of the queries, optional sinks[q_heads]
-///   out: o, shaped as q; 0 from row cu_seqlens_q[seqs] on; optional lse[tokens_q, q_heads], there -inf
+///   in:  q[tokens_q, q_heads, head_dim], k[tokens_k, kv_heads, head_dim], v[tokens_k, kv_heads, v_dim],
+///        cu_seqlens_q[seqs+1], optional cu_seqlens_k[seqs+1], without which the keys have the bounds of the queries,
+///        optional sinks[q_heads]
+///   out: o[tokens_q, q_heads, v_dim]; 0 from row cu_seqlens_q[seqs] on; optional lse[tokens_q, q_heads], there -inf
 /// Sequence s has queries [cu_seqlens_q[s], cu_seqlens_q[s+1]) and the keys of its own bounds. `causal` counts from its
 /// own ends: query i of n sees keys j <= i + (number of keys - n); windows count from its own key. Rows behind the last
 /// sequence are never read; they may hold anything. Throws InputError for bounds that do not start with 0, decrease, or
@@ -96,7 +98,7 @@ void forward(const GoldArgs& args) {
 }
 
 /// Gold of varlen_attention's gradients: those of every sequence by itself, 0 behind the last one.
-///   in:  as forward, then grad_o[tokens_q, q_heads, head_dim], optional o[tokens_q, q_heads, head_dim] and
+///   in:  as forward, then grad_o[tokens_q, q_heads, v_dim], optional o[tokens_q, q_heads, v_dim] and
 ///        lse[tokens_q, q_heads], which a forward pass saved, and grad_lse[tokens_q, q_heads]
 ///   out: dq, dk, dv, shaped as q, k and v; with sinks dsinks, summed over the sequences
 void backward(const GoldArgs& args) {
@@ -140,7 +142,7 @@ void check_backward(const IdentityArgs& args) {
 }
 
 /// `products` products of the sequences' pairs; see attention_work(). Rows behind the last sequence are not read.
-template <int products>
+template <AttentionProducts products>
 Work work(const GoldArgs& args) {
   const Packs packs(args);
   const Tensor& q = args.in(kOfQ);
@@ -149,7 +151,7 @@ Work work(const GoldArgs& args) {
       rest_bytes(q, queries_end) + rest_bytes(args.in(kOfK), keys_end) + rest_bytes(args.in(kOfV), keys_end);
   for (const int of_queries : {kOfGradO, kOfSavedO, kOfSavedLse, kOfGradLse})
     if (products == kBackwardProducts && args.has(of_queries)) unread += rest_bytes(args.in(of_queries), queries_end);
-  return {2.0 * products * static_cast<double>(q.shape[1] * q.shape[2]) *
+  return {products.operations(q.shape[2], args.in(kOfV).shape[2]) * static_cast<double>(q.shape[1]) *
               kept_pairs(packs.queries, packs.keys, AttentionAttrs(args.attrs)),
           unread};
 }

@@ -184,6 +184,8 @@ run_suites() {
   judge ci 500 --suite ci --candidate all $ops &
   [[ -z $ops ]] || { wait; return; }
   judge large 300 --suite large --op logp,ratio_kl,grpo_loss,lm_head --candidate cuda --dtype bf16 --filter '*bf16-[18]x1[47]*' &
+  judge large-rows 300 --suite large --op rms_norm,silu,swiglu,gated_rms_norm,quant_fp8_block,embedding,entropy --candidate cuda \
+    --check accuracy &
   judge large-linear_logp 120 --suite large --op linear_logp --candidate cuda --dtype bf16 --pass forward
   wait
 }
@@ -283,15 +285,18 @@ run_products() {
   bench "${logits[@]}" --seq 4096 --pass backward --ignored-every 0 --with dlm_head_weight_carry
   # A quarter of the tokens is masked: 4096 count. The backward pass computes the losses, too.
   bench linear_policy_loss cuda-sm90 300 --batch 1 --seq 5461 --hidden 4096 --vocab 128256 --pass backward
+  # Beside cuDNN and FlashAttention, where python3 has PyTorch.
+  local -a beside=()
+  ! python3 -c 'import torch' 2>/dev/null || beside=(--peer 'python3 docs/exec/torch_peers.py' --baseline cudnn)
   # batch, query heads, key heads, queries and keys, head_dim, causal
   local b h kv s d causal
   for sizes in 1,32,8,4096,128,1 1,32,8,16384,128,1 4,32,8,4096,128,0 2,64,8,8192,64,1; do
     IFS=, read -r b h kv s d causal <<<"$sizes"
     # It rounds P and dS, which the default contract does not allow. The backward pass has o and lse, as in training.
-    local -a attention=(attention cuda-sm90 200 --batch "$b" --q-heads "$h" --kv-heads "$kv" --q-seq "$s" --kv-seq "$s"
+    local -a attention=(attention cuda-sm90 300 --batch "$b" --q-heads "$h" --kv-heads "$kv" --q-seq "$s" --kv-seq "$s"
       --head-dim "$d" --causal "$causal" --contract contracts/framework.json)
-    bench "${attention[@]}" --pass forward
-    bench "${attention[@]}" --pass backward --with lse+o
+    bench "${attention[@]}" "${beside[@]}" --pass forward
+    bench "${attention[@]}" "${beside[@]}" --pass backward --with lse+o
   done
   local -r packed=(cuda-sm90 200 --q-heads 32 --kv-heads 8 --head-dim 128 --contract contracts/framework.json)
   bench varlen_attention "${packed[@]}" --tokens-q 16384 --tokens-k 16384 --seqs 4 --pass forward

@@ -130,6 +130,8 @@ def attention(q, k, v, causal, scale, key_padding_mask=None):
     if q.dtype == torch.float32 or key_padding_mask is not None:
         raise Unsupported("fp32, whose products would be TF32, and key_padding_mask are not done")
     batch, heads, q_seq, head_dim = q.shape
+    if v.shape[-1] != head_dim:
+        raise Unsupported("values in another number of columns than keys are not done")
     kv_heads, kv_seq = k.shape[1:3]
     o = torch.empty_like(q)
     if batch * heads > 65535:

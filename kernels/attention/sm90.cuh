@@ -224,31 +224,33 @@ __device__ __forceinline__ void load_pages(const ForwardParams<T>& p, const Atte
   }
 }
 
-/// One thread loads all tiles of this block; a whole warp where keys lie in pages.
+/// One thread loads all tiles of this block that have keys; a whole warp where keys lie in pages.
 template <typename Config, typename T>
 __device__ void produce(const ForwardParams<T>& p, const AttentionSmem<Config>& smem) {
   const bool leads = !Config::kIsPaged || threadIdx.x % kWarp == 0;
   PipelineState<2> queries;
   PipelineState<Config::kStages> pipe;
   uint32_t index = blockIdx.x;
-  for (;; queries.advance()) {
-    const uint32_t query_full = smem.query_full(queries.stage);
-    wait(smem.query_empty(queries.stage), queries.parity ^ 1);
-    if (leads) smem.tiles[queries.stage] = index;
-    if (index >= AttentionTile<Config>::count(p)) {
-      if (leads) arrive(query_full);
-      return;
-    }
-    const AttentionTile<Config> tile(p, index);
-    if (tile.blocks == 0) {
-      if (leads) arrive(query_full);
-    } else if (leads) {
-      arrive_expect_tx(query_full, Config::kQueryBytes);
-#pragma unroll
-      for (int slab = 0; slab < Config::kSlabs; ++slab) {
-        tma_load_planes(p.q_map, smem.query(queries.stage) + slab * Config::kQuerySlab, query_full, slab * 64,
-                        tile.first_query, tile.first_plane);
+  for (;;) {
+    const bool is_end = index >= AttentionTile<Config>::count(p);
+    const AttentionTile<Config> tile = is_end ? AttentionTile<Config>() : AttentionTile<Config>(p, index);
+    if (is_end || tile.blocks > 0) {
+      const uint32_t query_full = smem.query_full(queries.stage);
+      wait(smem.query_empty(queries.stage), queries.parity ^ 1);
+      if (leads) smem.tiles[queries.stage] = index;
+      if (is_end) {
+        if (leads) arrive(query_full);
+        return;
       }
+      if (leads) {
+        arrive_expect_tx(query_full, Config::kQueryBytes);
+#pragma unroll
+        for (int slab = 0; slab < Config::kSlabs; ++slab) {
+          tma_load_planes(p.q_map, smem.query(queries.stage) + slab * Config::kQuerySlab, query_full, slab * 64,
+                          tile.first_query, tile.first_plane);
+        }
+      }
+      queries.advance();
     }
     if (p.counter != nullptr) {
       // order-free: a tile's result does not depend on the block that computes it.
@@ -407,16 +409,23 @@ __device__ __forceinline__ bool store_rows(const ForwardParams<T>& p, const Atte
   return false;
 }
 
-/// o = 0 for the rows of a warpgroup in a tile without keys.
+/// A warp stores o = 0 and lse = -inf for the rows of tiles without keys. No other warp has to do with these tiles: two
+/// tiles have a buffer, and the consumers still need that of the last tile while they wait for the next one.
 template <typename Config, typename T>
-__device__ __forceinline__ void store_zeros(const ForwardParams<T>& p, const ConsumerTile<Config, T>& at) {
-  const int quad_lane = threadIdx.x % 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (!at.exists(p, half)) continue;
-    auto* to = reinterpret_cast<uint4*>(p.o + at.index(p, half) * Config::kHeadDim);
-    for (int i = quad_lane; i < Config::kHeadDim / 8; i += 4) to[i] = uint4{0, 0, 0, 0};
-    if (quad_lane == 0 && p.lse != nullptr) p.lse[at.index(p, half)] = -INFINITY;
+__device__ void store_empty_tiles(const ForwardParams<T>& p) {
+  constexpr int kChunks = Config::kHeadDim / 8;
+  const int lane = threadIdx.x % kWarp;
+  for (uint32_t index = blockIdx.x; index < AttentionTile<Config>::count(p); index += gridDim.x) {
+    const AttentionTile<Config> tile(p, index);
+    if (tile.blocks > 0) continue;
+    for (int i = lane; i < Config::kRows * kChunks; i += kWarp) {
+      const int row = i / kChunks, plane = row / p.rows_per_plane;
+      const int query = tile.first_query + row - plane * p.rows_per_plane;
+      if (plane >= tile.planes || query >= tile.end_query(p)) continue;
+      const int64_t at = tile.row(p, plane, query);
+      reinterpret_cast<uint4*>(p.o + at * Config::kHeadDim)[i % kChunks] = uint4{0, 0, 0, 0};
+      if (i % kChunks == 0 && p.lse != nullptr) p.lse[at] = -INFINITY;
+    }
   }
 }
 
@@ -454,19 +463,13 @@ __device__ __forceinline__ void consume(const ForwardParams<T>& p, const Attenti
     }
     is_storing = false;
   };
-  // Finds the next tile with keys; false at the end.
+  // Finds the next tile; false at the end.
   const auto next_tile = [&] {
     release_queries();
-    for (;; queries.advance()) {
-      wait(smem.query_full(queries.stage), queries.parity);
-      const uint32_t index = smem.tiles[queries.stage];
-      if (index >= AttentionTile<Config>::count(p)) return false;
-      at.tile = AttentionTile<Config>(p, index), at.buffer = queries.stage;
-      if (at.tile.blocks > 0) break;
-      store_zeros(p, at);
-      __syncwarp();
-      if (lane == 0) arrive(smem.query_empty(queries.stage));
-    }
+    wait(smem.query_full(queries.stage), queries.parity);
+    const uint32_t index = smem.tiles[queries.stage];
+    if (index >= AttentionTile<Config>::count(p)) return false;
+    at.tile = AttentionTile<Config>(p, index), at.buffer = queries.stage;
     queries.advance();
     at.find_visible(p);
     return true;
@@ -645,6 +648,8 @@ __global__ __launch_bounds__(Config::kThreads, 1) void attention_forward(const _
       if (Config::kIsPaged || lane == 0) produce(p, smem);
     } else if (warp == kFirstProducerWarp + 1 && clears) {
       clear_hidden_values(p, smem);
+    } else if (warp == kFirstProducerWarp + 2) {
+      store_empty_tiles<Config>(p);
     }
   } else {
     if constexpr (Config::kUsesSetmaxnreg) setmaxnreg_inc<Config::kConsumerRegisters>();
@@ -665,6 +670,7 @@ struct ForwardCall {
   float lse_unit = 0x1.62e43p-1f;  ///< ln 2; 1 for logarithms of base 2
   std::byte* workspace;
   cudaStream_t stream;
+  int max_blocks = 1 << 30;  ///< of the grid: only speed depends on it
 };
 
 constexpr size_t kCounterBytes = 256;
@@ -726,10 +732,10 @@ inline cudaError_t count_multiprocessors(int64_t& n) {
 
 /// `blocks`: of the grid for so many tiles.
 template <typename Config, typename T>
-cudaError_t prepare_launch(int64_t tiles, int64_t& blocks) {
+cudaError_t prepare_launch(int64_t tiles, int max_blocks, int64_t& blocks) {
   int64_t n_sms = 0;
   if (const auto error = count_multiprocessors(n_sms)) return error;
-  blocks = std::min(tiles, n_sms);
+  blocks = std::min<int64_t>({tiles, n_sms, max_blocks});
   constexpr auto function = attention_forward<Config, T>;
   return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kDynamicSmemBytes);
 }
@@ -761,7 +767,7 @@ cudaError_t launch_forward(const ForwardCall<T>& call) {
     return cudaErrorInvalidValue;
   }
   int64_t blocks = 0;
-  if (const auto error = prepare_launch<Config, T>(p.tiles, blocks)) return error;
+  if (const auto error = prepare_launch<Config, T>(p.tiles, call.max_blocks, blocks)) return error;
   if (blocks < static_cast<int64_t>(p.tiles)) {
     p.counter = reinterpret_cast<unsigned*>(call.workspace);
     if (const auto error = cudaMemsetAsync(p.counter, 0, sizeof(*p.counter), call.stream)) return error;

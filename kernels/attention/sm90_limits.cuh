@@ -9,13 +9,15 @@
 
 namespace checkop::kernels::attention::hopper {
 
-/// The kernels know no window, no soft cap and no sinks.
+/// The kernels know no window, no soft cap, no sinks, and one size of keys and values.
 inline checkop_status decline_options(const checkop_call* call, const AttentionParams& shape,
                                       const checkop_tensor& sinks) {
   const bool has_window = shape.window_left >= 0 || (!shape.causal && shape.window_right >= 0);
   if (has_window) return say(call, CHECKOP_UNSUPPORTED, "window_left and window_right: only -1 is supported");
   if (!shape.cap.is_none()) return say(call, CHECKOP_UNSUPPORTED, "softcap: only 0 is supported");
   if (sinks.data != nullptr) return say(call, CHECKOP_UNSUPPORTED, "sinks are not supported");
+  if (shape.v_width != shape.width)
+    return say(call, CHECKOP_UNSUPPORTED, "v_dim %d, only head_dim %d is supported", shape.v_width, shape.width);
   return CHECKOP_OK;
 }
 

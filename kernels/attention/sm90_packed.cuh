@@ -23,6 +23,7 @@ struct PackedCall {
   float lse_unit = 0x1.62e43p-1f;  ///< as in ForwardCall
   std::byte* workspace;
   cudaStream_t stream;
+  int max_blocks = 1 << 30;  ///< as in ForwardCall
 };
 
 /// What varlen_attention and paged_attention give alike: the inputs q, k, v and cu_seqlens_q at 0 to 3, and the outputs
@@ -113,7 +114,7 @@ cudaError_t launch_packed(const PackedCall<T>& call) {
   }
   const int64_t slots = tiles_of(tokens, sequences.sequences, p.rows_per_plane);
   int64_t blocks = 0;
-  if (const auto error = prepare_launch<Config, T>(slots * p.units, blocks)) return error;
+  if (const auto error = prepare_launch<Config, T>(slots * p.units, call.max_blocks, blocks)) return error;
   auto* counters = reinterpret_cast<unsigned*>(call.workspace);
   p.counter = counters;
   p.list = {reinterpret_cast<ListedTile*>(call.workspace + kCounterBytes), counters + 1};

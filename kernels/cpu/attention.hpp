@@ -5,7 +5,8 @@
 //   o[i] = sum_j p[i,j] v[j]
 //   dp = do v^T    D = rowsum(p * dp)    ds = p * (dp - D + dlse) * cap'
 //   dq = scale ds k    dk = scale ds^T q    dv = p^T do    dsinks[h] = sum_i exp(sinks[h] - lse[i]) (dlse[i] - D[i])
-//   q, o, do, dq: [batch, q_heads, q_seq, D]  k, v, dk, dv: [batch, kv_heads, length of the part, D] fp32|bf16|fp16
+//   q, dq: [batch, q_heads, q_seq, D]  k, dk: [batch, kv_heads, length of the part, D] fp32|bf16|fp16
+//   o, do: [batch, q_heads, q_seq, E]  v, dv: [batch, kv_heads, length of the part, E]
 //   key_padding_mask: [batch, kv_seq] uint8, kv_seq the sum of the parts' lengths; nonzero keeps a key; may be absent
 //   sinks: [q_heads], in the dtype of q; may be absent. dsinks is in the dtype of q, or in fp32.
 //   Attributes causal and scale; window_left, window_right and softcap where the operator has them: query i sees the
@@ -35,8 +36,8 @@ struct KvPart {
 struct AttentionParams {
   const checkop_tensor& q;
   std::vector<KvPart> parts;
-  const uint8_t* keep;  // nullptr when absent
-  int64_t batch, q_heads, kv_heads, q_seq, kv_seq, width;
+  const uint8_t* keep;                                              // nullptr when absent
+  int64_t batch, q_heads, kv_heads, q_seq, kv_seq, width, v_width;  // widths: head_dim and v_dim
   bool causal;
   float scale;
   const checkop_tensor* saved_o = nullptr;  // of a forward pass; nullptr when absent
@@ -51,12 +52,12 @@ struct AttentionParams {
   float sink(int64_t head) const {
     return sinks.empty() ? -std::numeric_limits<float>::infinity() : sinks[size(head % q_heads)];
   }
-  int64_t work() const { return batch * q_heads * q_seq * kv_seq * width; }
+  int64_t work() const { return batch * q_heads * q_seq * kv_seq * std::max(width, v_width); }
 };
 
 inline void check_heads(const checkop_tensor& t, const char* name, int32_t dtype, int64_t batch, int64_t heads,
-                        int64_t seq, int64_t width) {
-  Extent rows{"rows", batch * heads * seq}, columns{"head_dim", width};
+                        int64_t seq, int64_t width, const char* of_width = "head_dim") {
+  Extent rows{"rows", batch * heads * seq}, columns{of_width, width};
   if (t.rank != 4) throw Refusal(CHECKOP_FAILED, std::string(name) + ": expected rank 4");
   if (t.shape[0] != batch || t.shape[1] != heads || t.shape[2] != seq)
     throw Refusal(CHECKOP_FAILED, std::string(name) + ": batch, heads or sequence differ from those of q and k");
@@ -100,6 +101,7 @@ inline AttentionParams params_of(const checkop_call& c, int parts) {
                     q.shape[2],
                     0,
                     q.shape[3],
+                    c.inputs[2].rank == 4 ? c.inputs[2].shape[3] : 0,
                     c.attrs[0].value != 0,
                     scale < 0 ? 1.0f / std::sqrt(static_cast<float>(q.shape[3])) : static_cast<float>(scale)};
   if (c.n_attrs == 5) {
@@ -116,7 +118,7 @@ inline AttentionParams params_of(const checkop_call& c, int parts) {
     const checkop_tensor &k = c.inputs[1 + 2 * part], &v = c.inputs[2 + 2 * part];
     if (k.rank != 4) throw Refusal(CHECKOP_FAILED, "keys: expected rank 4");
     check_heads(k, "keys", q.dtype, p.batch, p.kv_heads, k.shape[2], p.width);
-    check_heads(v, "values", q.dtype, p.batch, p.kv_heads, k.shape[2], p.width);
+    check_heads(v, "values", q.dtype, p.batch, p.kv_heads, k.shape[2], p.v_width, "v_dim");
     p.parts.push_back({&k, &v, p.kv_seq, k.shape[2]});
     p.kv_seq += k.shape[2];
   }
@@ -148,13 +150,13 @@ struct Keys {
     for (int64_t j = 0; j < p.kv_seq; ++j)
       if (p.keep == nullptr || p.keep[b * p.kv_seq + j] != 0) index.push_back(j);
     k.resize(index.size() * size(p.width));
-    v.resize(k.size());
+    v.resize(index.size() * size(p.v_width));
     auto part = p.parts.begin();
     for (size_t i = 0; i < index.size(); ++i) {
       while (index[i] >= part->first + part->seq) ++part;
-      const int64_t from = ((b * p.kv_heads + kv_head) * part->seq + index[i] - part->first) * p.width;
-      load(*part->k, from, p.width, &k[i * size(p.width)]);
-      load(*part->v, from, p.width, &v[i * size(p.width)]);
+      const int64_t row = (b * p.kv_heads + kv_head) * part->seq + index[i] - part->first;
+      load(*part->k, row * p.width, p.width, &k[i * size(p.width)]);
+      load(*part->v, row * p.v_width, p.v_width, &v[i * size(p.v_width)]);
     }
   }
   Seen seen_by(const AttentionParams& p, int64_t i) const {
@@ -210,21 +212,21 @@ inline checkop_status forward(const checkop_call* call, int parts) {
     check_counts(c, (parts == 1 ? 3 : 2) + 2 * parts, parts == 1 ? 2 : 1);
     const AttentionParams p = params_of(c, parts);
     const checkop_tensor& o = c.outputs[0];
-    check_heads(o, "o", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
+    check_heads(o, "o", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.v_width, "v_dim");
     float* const lse = parts == 1 ? check_rows(c.outputs[1], "lse", p) : nullptr;
     parallel_for(p.batch * p.q_heads, 2 * p.work(), [&](int64_t begin, int64_t end) {
       std::vector<float> q(size(p.width)), weights(size(p.kv_seq));
       for (int64_t head = begin; head < end; ++head) {
         const Keys keys(p, head / p.q_heads, head % p.q_heads / p.group());
         for (int64_t i = 0; i < p.q_seq; ++i) {
-          const int64_t at = (head * p.q_seq + i) * p.width;
+          const int64_t row = head * p.q_seq + i;
           const Seen seen = keys.seen_by(p, i);
-          std::vector<float> out(size(p.width));
-          load(p.q, at, p.width, q.data());
+          std::vector<float> out(size(p.v_width));
+          load(p.q, row * p.width, p.width, q.data());
           const float of_row = probabilities(p, q.data(), keys, seen, p.sink(head), weights.data());
-          if (lse != nullptr) lse[head * p.q_seq + i] = of_row;
-          weighted_sum(weights.data(), 1, keys.v.data() + seen.first * p.width, seen.n, p.width, out.data());
-          store(o, at, p.width, out.data());
+          if (lse != nullptr) lse[row] = of_row;
+          weighted_sum(weights.data(), 1, keys.v.data() + seen.first * p.v_width, seen.n, p.v_width, out.data());
+          store(o, row * p.v_width, p.v_width, out.data());
         }
       }
     });
@@ -237,13 +239,13 @@ inline float head_gradients(const AttentionParams& p, const checkop_tensor& grad
                             int64_t head, const Keys& keys, std::vector<float>& dk, std::vector<float>& dv) {
   if (p.q_seq == 0) return 0;
   const auto n_keys = static_cast<int64_t>(keys.index.size());
-  const int64_t first = head * p.q_seq * p.width;
-  std::vector<float> q(size(p.q_seq * p.width)), grad(q.size()), o(p.saved_o == nullptr ? 0 : q.size());
+  const int64_t first = head * p.q_seq * p.width, n_grad = p.q_seq * p.v_width, v_width = p.v_width;
+  std::vector<float> q(size(p.q_seq * p.width)), grad(size(n_grad)), o(p.saved_o == nullptr ? 0 : grad.size());
   std::vector<float> weights(size(p.q_seq * n_keys)), ds(weights.size());  // 0 beside the keys that a query sees
   std::vector<float> slope(size(n_keys)), of_sink(size(p.q_seq));
   load(p.q, first, p.q_seq * p.width, q.data());
-  load(grad_o, first, p.q_seq * p.width, grad.data());
-  if (p.saved_o != nullptr) load(*p.saved_o, first, p.q_seq * p.width, o.data());
+  load(grad_o, head * n_grad, n_grad, grad.data());
+  if (p.saved_o != nullptr) load(*p.saved_o, head * n_grad, n_grad, o.data());
   for (int64_t i = 0; i < p.q_seq; ++i) {
     const Seen seen = keys.seen_by(p, i);
     const int64_t n = seen.n, at = i * n_keys + seen.first;
@@ -251,9 +253,9 @@ inline float head_gradients(const AttentionParams& p, const checkop_tensor& grad
     const float* const lse = p.saved_lse == nullptr ? nullptr : p.saved_lse + head * p.q_seq + i;
     const float of_row = probabilities(p, &q[size(i * p.width)], keys, seen, p.sink(head), w, lse, slope.data());
     for (int64_t j = 0; j < n; ++j)
-      d[j] = dot(&grad[size(i * p.width)], &keys.v[size((seen.first + j) * p.width)], p.width);
+      d[j] = dot(&grad[size(i * v_width)], &keys.v[size((seen.first + j) * v_width)], v_width);
     const float of_lse = p.grad_lse == nullptr ? 0 : p.grad_lse[head * p.q_seq + i];
-    const float row_sum = o.empty() ? dot(w, d, n) : dot(&grad[size(i * p.width)], &o[size(i * p.width)], p.width);
+    const float row_sum = o.empty() ? dot(w, d, n) : dot(&grad[size(i * v_width)], &o[size(i * v_width)], v_width);
     const float mean = row_sum - of_lse;
     if (p.sink(head) != -std::numeric_limits<float>::infinity())
       of_sink[size(i)] = std::exp(p.sink(head) - of_row) * -mean;
@@ -262,12 +264,12 @@ inline float head_gradients(const AttentionParams& p, const checkop_tensor& grad
     weighted_sum(d, 1, keys.k.data() + seen.first * p.width, n, p.width, out.data());
     store(dq, first + i * p.width, p.width, out.data());
   }
-  std::vector<float> out(size(p.width));
+  std::vector<float> out(size(std::max(p.width, v_width)));
   for (int64_t j = 0; j < n_keys; ++j) {
     weighted_sum(ds.data() + j, n_keys, q.data(), p.q_seq, p.width, out.data());
     for (int64_t i = 0; i < p.width; ++i) dk[size(j * p.width + i)] += out[size(i)];
-    weighted_sum(weights.data() + j, n_keys, grad.data(), p.q_seq, p.width, out.data());
-    for (int64_t i = 0; i < p.width; ++i) dv[size(j * p.width + i)] += out[size(i)];
+    weighted_sum(weights.data() + j, n_keys, grad.data(), p.q_seq, v_width, out.data());
+    for (int64_t i = 0; i < v_width; ++i) dv[size(j * v_width + i)] += out[size(i)];
   }
   return blocked_sum(p.q_seq, [&](int64_t i) { return of_sink[size(i)]; });
 }
@@ -287,10 +289,10 @@ inline checkop_status backward(const checkop_call* call, int parts) {
     check_counts(c, (parts == 1 ? 7 : 3) + 2 * parts, (parts == 1 ? 2 : 1) + 2 * parts);
     AttentionParams p = params_of(c, parts);
     const checkop_tensor &grad_o = c.inputs[in.grad_o], &dq = c.outputs[0];
-    check_heads(grad_o, "grad_o", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
+    check_heads(grad_o, "grad_o", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.v_width, "v_dim");
     check_heads(dq, "dq", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
     if (parts == 1 && c.inputs[in.o].data != nullptr) {
-      check_heads(c.inputs[in.o], "o", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
+      check_heads(c.inputs[in.o], "o", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.v_width, "v_dim");
       p.saved_o = &c.inputs[in.o];
     }
     if (parts == 1) p.saved_lse = check_rows(c.inputs[in.lse], "lse", p);
@@ -298,7 +300,7 @@ inline checkop_status backward(const checkop_call* call, int parts) {
     for (int part = 0; part < parts; ++part) {
       const int64_t seq = p.parts[size(part)].seq;
       check_heads(c.outputs[1 + 2 * part], "dk", p.q.dtype, p.batch, p.kv_heads, seq, p.width);
-      check_heads(c.outputs[2 + 2 * part], "dv", p.q.dtype, p.batch, p.kv_heads, seq, p.width);
+      check_heads(c.outputs[2 + 2 * part], "dv", p.q.dtype, p.batch, p.kv_heads, seq, p.v_width, "v_dim");
     }
     if (!p.sinks.empty()) {
       const checkop_tensor& dsinks = c.outputs[3];
@@ -309,18 +311,19 @@ inline checkop_status backward(const checkop_call* call, int parts) {
     parallel_for(p.batch * p.kv_heads, 5 * p.work(), [&](int64_t begin, int64_t end) {
       for (int64_t kv_head = begin; kv_head < end; ++kv_head) {
         const Keys keys(p, kv_head / p.kv_heads, kv_head % p.kv_heads);
-        std::vector<float> kept_dk(keys.k.size()), kept_dv(keys.k.size());
+        std::vector<float> kept_dk(keys.k.size()), kept_dv(keys.v.size());
         for (int64_t head = kv_head * p.group(); head < (kv_head + 1) * p.group(); ++head)
           of_sinks[size(head)] = head_gradients(p, grad_o, dq, head, keys, kept_dk, kept_dv);
-        std::vector<float> all_dk(size(p.kv_seq * p.width)), all_dv(all_dk.size());
+        std::vector<float> all_dk(size(p.kv_seq * p.width)), all_dv(size(p.kv_seq * p.v_width));
         for (size_t i = 0; i < keys.index.size(); ++i) {
           std::copy_n(&kept_dk[i * size(p.width)], p.width, &all_dk[size(keys.index[i] * p.width)]);
-          std::copy_n(&kept_dv[i * size(p.width)], p.width, &all_dv[size(keys.index[i] * p.width)]);
+          std::copy_n(&kept_dv[i * size(p.v_width)], p.v_width, &all_dv[size(keys.index[i] * p.v_width)]);
         }
         for (int part = 0; part < parts; ++part) {
-          const int64_t first = p.parts[size(part)].first * p.width, n = p.parts[size(part)].seq * p.width;
-          store(c.outputs[1 + 2 * part], kv_head * n, n, &all_dk[size(first)]);
-          store(c.outputs[2 + 2 * part], kv_head * n, n, &all_dv[size(first)]);
+          const int64_t first = p.parts[size(part)].first, seq = p.parts[size(part)].seq;
+          const int64_t n = seq * p.width, v_n = seq * p.v_width;
+          store(c.outputs[1 + 2 * part], kv_head * n, n, &all_dk[size(first * p.width)]);
+          store(c.outputs[2 + 2 * part], kv_head * v_n, v_n, &all_dv[size(first * p.v_width)]);
         }
       }
     });

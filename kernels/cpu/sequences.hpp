@@ -54,7 +54,7 @@ class EntryTensor {
   std::vector<std::byte> bytes_;
 };
 
-/// A tensor of tokens [tokens, heads, head_dim].
+/// A tensor of tokens [tokens, heads, width], width head_dim or v_dim.
 struct Tokens {
   /// Throws Refusal unless `t` has rank 3.
   Tokens(const checkop_tensor& t, const char* name) : tensor(t) {
@@ -63,8 +63,9 @@ struct Tokens {
     Extent rows{"tokens * heads"}, columns{"head_dim"};
     check_matrix(t, name, t.dtype, rows, columns);
   }
-  void require_like(const Tokens& other, const char* name) const {
-    if (tensor.dtype != other.tensor.dtype || count != other.count || heads != other.heads || width != other.width)
+  void require_like(const Tokens& other, const char* name) const { require_like(other, other.width, name); }
+  void require_like(const Tokens& other, int64_t other_width, const char* name) const {
+    if (tensor.dtype != other.tensor.dtype || count != other.count || heads != other.heads || width != other_width)
       throw Refusal(CHECKOP_FAILED, std::string(name) + ": dtype or extents differ from those of its like");
   }
 

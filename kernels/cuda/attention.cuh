@@ -5,7 +5,8 @@
 //             s[i,j] = cap(scale q[i] k[j]),  cap(x) = softcap tanhf(x / softcap), or x if softcap is 0
 //   backward  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do,  ds = p * (do v^T - D) * cap',
 //             D = rowsum(p * do v^T) - dlse,  dsinks[h] = -sum_i exp(sinks[h] - lse[i]) D[i]
-//   q, o, do, dq: [batch, q_heads, q_seq, head_dim]     k, v, dk, dv: [batch, kv_heads, length of the part, head_dim]
+//   q, dq: [batch, q_heads, q_seq, head_dim]     k, dk: [batch, kv_heads, length of the part, head_dim]
+//   o, do: [batch, q_heads, q_seq, v_dim]     v, dv: [batch, kv_heads, length of the part, v_dim]
 //   f32|f16|bf16     key_padding_mask: [batch, kv_seq] u8, kv_seq the sum of the parts' lengths; nonzero keeps a key;
 //   may be absent
 //   Attributes causal and scale; window_left, window_right and softcap where the operator has them: query i sees the
@@ -13,10 +14,10 @@
 //   one part: lse[i] = log(sum_j exp(s[i,j]) + exp(sinks[h])), [batch, q_heads, q_seq] f32, optional output of the
 //   forward pass; -inf for a row without keys and a sink. sinks: [q_heads], may be absent. o and lse of a forward pass,
 //   optional inputs of the backward pass, are used in place of the sums over keys that they are: with both, dq needs
-//   one pass over the keys and not two. dlse: as lse, may be absent. Limits: contiguous, head_dim
+//   one pass over the keys and not two. dlse: as lse, may be absent. Limits: contiguous, head_dim and v_dim
 //   <= 256, q_heads a multiple of kv_heads. Workspace: forward none; backward batch * q_heads * q_seq * 12 bytes (max,
-//   1/sum and D of every query). Expected error: chains of head_dim and of kv_seq fp32 additions, dk and dv of group *
-//   q_seq; expf within 2 ulp.
+//   1/sum and D of every query). Expected error: chains of head_dim, v_dim and kv_seq fp32 additions, dk and dv of
+//   group * q_seq; expf within 2 ulp.
 //
 // A query's bits depend only on its batch entry, not on how its keys are cut into parts: tiles begin at multiples of 32
 // and are taken in ascending order. A block owns what it writes, a tile of queries (o, dq) or of keys (dk, dv, for the
@@ -103,7 +104,7 @@ __global__ __launch_bounds__(kThreads) void attention_forward(AttentionParams p,
       }
       const float before = online.add(score, kept);
       __syncthreads();
-      load_tile<kChunks>(p.keys<kParts>(v, v2, kv_head), key, p.kv_seq, keys);
+      load_tile<kChunks>(p.values<kParts>(v, v2, kv_head), key, p.kv_seq, keys);
 #pragma unroll
       for (int c = 0; c < kPerThread; ++c) weights[threadIdx.x / kLanes * kSquareStride + column(c)] = score[c];
       __syncthreads();
@@ -111,7 +112,7 @@ __global__ __launch_bounds__(kThreads) void attention_forward(AttentionParams p,
       add_rows<kChunks>(weights, weights, keys, sum);
     }
     scale_all<kChunks>(sum, online.reciprocal());
-    store_row<kChunks>(sum, row, p.q_seq, p.queries(o, head));
+    store_row<kChunks>(sum, row, p.q_seq, p.outputs(o, head));
     if (lse != nullptr && threadIdx.x % kLanes == 0 && row < p.q_seq) lse[head * p.q_seq + row] = online.log_sum();
   }
 }
@@ -148,12 +149,12 @@ __global__ __launch_bounds__(kThreads) void attention_dq(AttentionParams p, cons
     float sum[kChunks][4] = {};
     __syncthreads();
     load_tile<kChunks>(p.queries(q, head), first, p.q_seq, qs);
-    load_tile<kChunks>(p.queries(grad, head), first, p.q_seq, grads);
+    load_tile<kChunks>(p.outputs(grad, head), first, p.q_seq, grads);
     const bool has_all = saved.o != nullptr && saved.lse != nullptr;
     for (int pass = has_all ? 1 : 0; pass < 2; ++pass) {
       if (pass == 1) {
         __syncthreads();
-        if (saved.o != nullptr) mean = mean_of_output<kChunks>(p.queries(saved.o, head), row, p.q_seq, grads);
+        if (saved.o != nullptr) mean = mean_of_output<kChunks>(p.outputs(saved.o, head), row, p.q_seq, grads);
         if (saved.lse != nullptr) online.take(row < p.q_seq ? saved.lse[head * p.q_seq + row] : -INFINITY);
         if (saved.grad_lse != nullptr && row < p.q_seq) mean -= saved.grad_lse[head * p.q_seq + row];
       }
@@ -162,7 +163,7 @@ __global__ __launch_bounds__(kThreads) void attention_dq(AttentionParams p, cons
         bool kept[kPerThread];
         __syncthreads();
         load_tile<kChunks>(p.keys<kParts>(k, k2, kv_head), key, p.kv_seq, keys);
-        load_tile<kChunks>(p.keys<kParts>(v, v2, kv_head), key, p.kv_seq, values);
+        load_tile<kChunks>(p.values<kParts>(v, v2, kv_head), key, p.kv_seq, values);
         __syncthreads();
         products<kChunks>(qs, keys, score);
         products<kChunks>(grads, values, dp);
@@ -221,13 +222,13 @@ __global__ __launch_bounds__(kThreads) void attention_dkdv(AttentionParams p, co
     float dk_sum[kChunks][4] = {}, dv_sum[kChunks][4] = {};
     __syncthreads();
     load_tile<kChunks>(p.keys<kParts>(k, k2, kv_head), first, p.kv_seq, keys);
-    load_tile<kChunks>(p.keys<kParts>(v, v2, kv_head), first, p.kv_seq, values);
+    load_tile<kChunks>(p.values<kParts>(v, v2, kv_head), first, p.kv_seq, values);
     for (int64_t head = kv_head * p.group(); head < (kv_head + 1) * p.group(); ++head) {
       for (int64_t query = p.query_begin(first); query < p.query_end(first + kTile - 1); query += kTile) {
         float score[kPerThread], dp[kPerThread];
         __syncthreads();
         load_tile<kChunks>(p.queries(q, head), query, p.q_seq, qs);
-        load_tile<kChunks>(p.queries(grad, head), query, p.q_seq, grads);
+        load_tile<kChunks>(p.outputs(grad, head), query, p.q_seq, grads);
         __syncthreads();
         products<kChunks>(keys, qs, score);
         products<kChunks>(values, grads, dp);
@@ -251,7 +252,7 @@ __global__ __launch_bounds__(kThreads) void attention_dkdv(AttentionParams p, co
       }
     }
     store_row<kChunks>(dk_sum, key, p.kv_seq, p.keys<kParts>(dk, dk2, kv_head));
-    store_row<kChunks>(dv_sum, key, p.kv_seq, p.keys<kParts>(dv, dv2, kv_head));
+    store_row<kChunks>(dv_sum, key, p.kv_seq, p.values<kParts>(dv, dv2, kv_head));
   }
 }
 
@@ -305,6 +306,12 @@ inline checkop_status read_window_and_cap(const checkop_call* call, AttentionPar
   return CHECKOP_OK;
 }
 
+inline checkop_status check_widths(const checkop_call* call, int64_t head_dim, int64_t v_dim) {
+  if (head_dim <= 256 && v_dim <= 256) return CHECKOP_OK;
+  return say(call, CHECKOP_UNSUPPORTED, "%s %lld, at most 256 is supported", head_dim > 256 ? "head_dim" : "v_dim",
+             static_cast<long long>(head_dim > 256 ? head_dim : v_dim));
+}
+
 /// Inputs behind key_padding_mask, which kv_cache_attention lacks but for grad_o.
 template <int kParts>
 struct BehindMask {
@@ -331,31 +338,34 @@ checkop_status check_call(const checkop_call* call, bool backward, const PartNam
   if (call->n_attrs != 2 && call->n_attrs != 5) {
     return say(call, CHECKOP_FAILED, "%s", kAttentionAttributes);
   }
-  int64_t kv_heads = 0, kv_seq = 0, first_seq = 0;
+  int64_t kv_heads = 0, kv_seq = 0, first_seq = 0, v_dim = 0;
   check.float_dtype(q, "q").contiguous(q, "q");
   for (int part = 0; part < kParts; ++part) {
     const checkop_tensor &k = call->inputs[1 + 2 * part], &v = call->inputs[2 + 2 * part];
     if (check.rank_at_least(k, names[part].k, 4).failed()) return check.status();
-    if (part == 0) kv_heads = k.shape[1], first_seq = k.shape[2];
+    if (check.rank_at_least(v, names[part].v, 4).failed()) return check.status();
+    if (part == 0) kv_heads = k.shape[1], first_seq = k.shape[2], v_dim = v.shape[3];
     kv_seq += k.shape[2];
     const std::initializer_list<int64_t> shape{q.shape[0], kv_heads, k.shape[2], q.shape[3]};
+    const std::initializer_list<int64_t> of_v{q.shape[0], kv_heads, k.shape[2], v_dim};
     check.dtype(k, names[part].k, q.dtype).shape(k, names[part].k, q, 0, shape).contiguous(k, names[part].k);
-    check.dtype(v, names[part].v, q.dtype).shape(v, names[part].v, q, 0, shape).contiguous(v, names[part].v);
+    check.dtype(v, names[part].v, q.dtype).shape(v, names[part].v, q, 0, of_v).contiguous(v, names[part].v);
     if (!backward) continue;
     const checkop_tensor &dk = call->outputs[1 + 2 * part], &dv = call->outputs[2 + 2 * part];
     check.dtype(dk, names[part].dk, q.dtype).shape(dk, names[part].dk, q, 0, shape).contiguous(dk, names[part].dk);
-    check.dtype(dv, names[part].dv, q.dtype).shape(dv, names[part].dv, q, 0, shape).contiguous(dv, names[part].dv);
+    check.dtype(dv, names[part].dv, q.dtype).shape(dv, names[part].dv, q, 0, of_v).contiguous(dv, names[part].dv);
   }
   if (mask.data != nullptr) {
     check.dtype(mask, "key_padding_mask", CHECKOP_U8).shape(mask, "key_padding_mask", q, 0, {q.shape[0], kv_seq});
     check.contiguous(mask, "key_padding_mask");
   }
   const checkop_tensor& out = call->outputs[0];
-  const char* out_name = backward ? "dq" : "o";
-  check.dtype(out, out_name, q.dtype).shape(out, out_name, q, 4, {}).contiguous(out, out_name);
+  const auto check_output = [&](const checkop_tensor& t, const char* name, int64_t width) {
+    check.dtype(t, name, q.dtype).shape(t, name, q, 3, {width}).contiguous(t, name);
+  };
+  check_output(out, backward ? "dq" : "o", backward ? q.shape[3] : v_dim);
   if (backward) {
-    const checkop_tensor& grad = call->inputs[In::kGrad];
-    check.dtype(grad, "grad_o", q.dtype).shape(grad, "grad_o", q, 4, {}).contiguous(grad, "grad_o");
+    check_output(call->inputs[In::kGrad], "grad_o", v_dim);
     check.workspace(stats_bytes(q));
   }
   if constexpr (kParts == 1) {
@@ -368,10 +378,7 @@ checkop_status check_call(const checkop_call* call, bool backward, const PartNam
     check_rows(backward ? call->inputs[In::kLse] : call->outputs[1], "lse");
     check_of_heads(call->inputs[In::kSinks], "sinks");
     if (backward) check_rows(call->inputs[In::kGradLse], "grad_lse"), check_of_heads(call->outputs[3], "dsinks");
-    if (backward && call->inputs[In::kO].data != nullptr) {
-      const checkop_tensor& o = call->inputs[In::kO];
-      check.dtype(o, "o", q.dtype).shape(o, "o", q, 4, {}).contiguous(o, "o");
-    }
+    if (backward && call->inputs[In::kO].data != nullptr) check_output(call->inputs[In::kO], "o", v_dim);
   }
   if (check.failed()) return check.status();
   if (kv_heads == 0 || q.shape[1] % kv_heads != 0) {
@@ -382,10 +389,7 @@ checkop_status check_call(const checkop_call* call, bool backward, const PartNam
     return say(call, CHECKOP_FAILED, "%lld new keys for %lld queries: the causal mask needs one new key per query",
                static_cast<long long>(kv_seq - first_seq), static_cast<long long>(q.shape[2]));
   }
-  if (q.shape[3] > 256) {
-    return say(call, CHECKOP_UNSUPPORTED, "head_dim %lld, at most 256 is supported",
-               static_cast<long long>(q.shape[3]));
-  }
+  if (auto status = check_widths(call, q.shape[3], v_dim)) return status;
   const double scale = call->attrs[1].value;
   p = {q.shape[0],
        q.shape[1],
@@ -396,6 +400,7 @@ checkop_status check_call(const checkop_call* call, bool backward, const PartNam
        static_cast<int>(q.shape[3]),
        call->attrs[0].value != 0,
        scale < 0 ? 1.0f / sqrtf(static_cast<float>(q.shape[3])) : static_cast<float>(scale)};
+  p.v_width = static_cast<int>(v_dim);
   return call->n_attrs == 2 ? CHECKOP_OK : read_window_and_cap(call, p);
 }
 
@@ -468,13 +473,13 @@ checkop_status launch_attention(const checkop_call* call, bool backward, const P
   AttentionParams p;
   if (auto status = check_call(call, backward, names, p)) return status;
   if (p.batch == 0 && !(backward && has_sinks<kParts>(call))) return CHECKOP_OK;
-  if (p.batch == 0 || p.heads() == 0 || p.q_seq == 0 || p.kv_seq == 0 || p.width == 0) {
+  if (p.batch == 0 || p.heads() == 0 || p.q_seq == 0 || p.kv_seq == 0 || p.width == 0 || p.v_width == 0) {
     return say(call, CHECKOP_UNSUPPORTED, "empty tensors are not supported: a dimension is 0");
   }
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
-    if (p.width <= 64) return launch_width<T, 2, kParts>(call, backward, p);
-    if (p.width <= 128) return launch_width<T, 4, kParts>(call, backward, p);
+    if (p.most_width() <= 64) return launch_width<T, 2, kParts>(call, backward, p);
+    if (p.most_width() <= 128) return launch_width<T, 4, kParts>(call, backward, p);
     return launch_width<T, 8, kParts>(call, backward, p);
   });
 }

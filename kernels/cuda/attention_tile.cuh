@@ -3,7 +3,7 @@
 // tiles of 32 rows in shared memory.
 //
 // Thread t always belongs to row t / 8 of its block's tile. It has columns t % 8 + 8 c of a 32 x 32 square, and columns
-// 4 (t % 8) + 32 chunk + {0, 1, 2, 3} of a row of head_dim.
+// 4 (t % 8) + 32 chunk + {0, 1, 2, 3} of a row of head_dim or v_dim.
 #pragma once
 
 #include <type_traits>
@@ -43,18 +43,28 @@ struct AttentionParams {
   float scale;
   int64_t window_left = -1, window_right = -1;  // keys before and after its own that a query sees; below 0: all
   LogitTransform cap = {};                      // of the scores, after the scale
+  int v_width = 0;                              // v_dim
 
   __host__ __device__ int64_t heads() const { return batch * q_heads; }
   __host__ __device__ int64_t group() const { return q_heads / kv_heads; }
+  int most_width() const { return width > v_width ? width : v_width; }
   /// The keys, values or their gradients of one key head; heads are counted over the batch.
   template <int kParts, typename T>
   __device__ Rows<kParts, T> keys(T* first, T* second, int64_t kv_head) const {
-    return {first + kv_head * first_seq * width, second + kv_head * (kv_seq - first_seq) * width, first_seq, width};
+    return rows_of_keys<kParts>(first, second, kv_head, width);
   }
-  /// The queries of a head, or a tensor of the same shape.
+  template <int kParts, typename T>
+  __device__ Rows<kParts, T> values(T* first, T* second, int64_t kv_head) const {
+    return rows_of_keys<kParts>(first, second, kv_head, v_width);
+  }
+  /// The queries of a head, or its outputs, or a tensor of the same shape.
   template <typename T>
   __device__ Rows<1, T> queries(T* all, int64_t head) const {
     return {all + head * q_seq * width, nullptr, q_seq, width};
+  }
+  template <typename T>
+  __device__ Rows<1, T> outputs(T* all, int64_t head) const {
+    return {all + head * q_seq * v_width, nullptr, q_seq, v_width};
   }
   /// The key that is as far from the end of the keys as the query from that of the queries.
   __device__ int64_t own_key(int64_t query) const { return query + (kv_seq - q_seq); }
@@ -85,9 +95,16 @@ struct AttentionParams {
     return row < q_seq && key < kv_seq && (right() < 0 || after <= right()) &&
            (window_left < 0 || -after <= window_left) && (mask == nullptr || mask[key] != 0);
   }
+
+ private:
+  template <int kParts, typename T>
+  __device__ Rows<kParts, T> rows_of_keys(T* first, T* second, int64_t kv_head, int columns) const {
+    return {first + kv_head * first_seq * columns, second + kv_head * (kv_seq - first_seq) * columns, first_seq,
+            columns};
+  }
 };
 
-/// Of a forward pass: o as q, lse of every query; and the gradient of lse. Each may be null.
+/// Of a forward pass: o and lse of every query; and the gradient of lse. Each may be null.
 template <typename T>
 struct Saved {
   const T* __restrict__ o;

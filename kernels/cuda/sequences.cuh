@@ -50,7 +50,7 @@ __host__ __device__ inline int64_t tiles_of(int64_t tokens, int64_t sequences, i
   return tokens / rows + sequences + 1;
 }
 
-/// Keys or values in a tensor [tokens, kv_heads, width].
+/// Keys in a tensor [tokens, kv_heads, head_dim], values in one [tokens, kv_heads, v_dim].
 template <typename T>
 struct PackedKeys {
   T *k, *v;
@@ -58,12 +58,16 @@ struct PackedKeys {
   int64_t sequences;
 
   __device__ int64_t count(int64_t s) const { return s < sequences ? bounds[s + 1] - bounds[s] : 0; }
-  __device__ HeadRows<T> rows(T* all, const AttentionParams& p, int64_t s, int64_t kv_head) const {
-    const int64_t stride = p.kv_heads * p.width, first = s < sequences ? bounds[s] : 0;
-    return {all + first * stride + kv_head * p.width, stride, p.width};
+  __device__ HeadRows<T> rows(T* all, int width, const AttentionParams& p, int64_t s, int64_t kv_head) const {
+    const int64_t stride = p.kv_heads * width, first = s < sequences ? bounds[s] : 0;
+    return {all + first * stride + kv_head * width, stride, width};
   }
-  __device__ HeadRows<T> keys(const AttentionParams& p, int64_t s, int64_t head) const { return rows(k, p, s, head); }
-  __device__ HeadRows<T> values(const AttentionParams& p, int64_t s, int64_t head) const { return rows(v, p, s, head); }
+  __device__ HeadRows<T> keys(const AttentionParams& p, int64_t s, int64_t head) const {
+    return rows(k, p.width, p, s, head);
+  }
+  __device__ HeadRows<T> values(const AttentionParams& p, int64_t s, int64_t head) const {
+    return rows(v, p.v_width, p, s, head);
+  }
 };
 
 /// The queries of a head from token `begin` on, or a tensor of the same shape.
@@ -71,6 +75,12 @@ template <typename T>
 __device__ HeadRows<T> query_rows(T* all, const AttentionParams& p, int64_t begin, int64_t head) {
   const int64_t stride = p.q_heads * p.width;
   return {all + begin * stride + head * p.width, stride, p.width};
+}
+/// The outputs of a head from token `begin` on, or a tensor of the same shape.
+template <typename T>
+__device__ HeadRows<T> output_rows(T* all, const AttentionParams& p, int64_t begin, int64_t head) {
+  const int64_t stride = p.q_heads * p.v_width;
+  return {all + begin * stride + head * p.v_width, stride, p.v_width};
 }
 
 /// A block computes one tile of queries of head blockIdx.y, as attention_forward does. Queries of no sequence become 0.
@@ -117,7 +127,7 @@ __global__ __launch_bounds__(kThreads) void sequences_forward(AttentionParams p,
       add_rows<kChunks>(weights, weights, keys, sum);
     }
     scale_all<kChunks>(sum, online.reciprocal());
-    store_row<kChunks>(sum, row, p.q_seq, query_rows(o, p, own.begin, head));
+    store_row<kChunks>(sum, row, p.q_seq, output_rows(o, p, own.begin, head));
     if (lse != nullptr && threadIdx.x % kLanes == 0 && row < p.q_seq) {
       lse[(own.begin + row) * p.q_heads + head] = online.log_sum();
     }
@@ -130,21 +140,20 @@ inline dim3 sequences_grid(int64_t tokens, int64_t sequences, int64_t heads) {
   return {static_cast<unsigned>(tiles_of(tokens, sequences)), of_heads.y, 1};
 }
 
-/// The extents and attributes that all sequences share; q is [tokens, q_heads, width], keys [..., kv_heads, width].
-inline checkop_status shared_params(const checkop_call* call, const checkop_tensor& q, int64_t kv_heads,
+/// The extents and attributes that all sequences share; q is [tokens, q_heads, head_dim], keys [..., kv_heads,
+/// head_dim], values [..., kv_heads, v_dim].
+inline checkop_status shared_params(const checkop_call* call, const checkop_tensor& q, int64_t kv_heads, int64_t v_dim,
                                     AttentionParams& p) {
   if (call->n_attrs != 2 && call->n_attrs != 5) return say(call, CHECKOP_FAILED, "%s", kAttentionAttributes);
   if (kv_heads == 0 || q.shape[1] % kv_heads != 0) {
     return say(call, CHECKOP_FAILED, "%lld query heads: not a multiple of %lld key heads",
                static_cast<long long>(q.shape[1]), static_cast<long long>(kv_heads));
   }
-  if (q.shape[2] > 256) {
-    return say(call, CHECKOP_UNSUPPORTED, "head_dim %lld, at most 256 is supported",
-               static_cast<long long>(q.shape[2]));
-  }
+  if (auto status = check_widths(call, q.shape[2], v_dim)) return status;
   const double scale = call->attrs[1].value;
   p = {};
   p.batch = 1, p.q_heads = q.shape[1], p.kv_heads = kv_heads, p.width = static_cast<int>(q.shape[2]);
+  p.v_width = static_cast<int>(v_dim);
   p.causal = call->attrs[0].value != 0;
   p.scale = scale < 0 ? 1.0f / sqrtf(static_cast<float>(q.shape[2])) : static_cast<float>(scale);
   return call->n_attrs == 2 ? CHECKOP_OK : read_window_and_cap(call, p);
@@ -165,7 +174,7 @@ checkop_status with_width(const checkop_call* call, int width, F&& f) {
 template <typename KeysOf>
 checkop_status launch_sequences_forward(const checkop_call* call, const AttentionParams& p, int sinks,
                                         const char* doing, const KeysOf& keys_of) {
-  return with_width(call, p.width, [&](auto tag, auto width) {
+  return with_width(call, p.most_width(), [&](auto tag, auto width) {
     using T = typename decltype(tag)::type;
     constexpr int kChunks = decltype(width)::value, kBytes = Tiles<kChunks>::bytes(2, 1);
     const checkop_tensor* in = call->inputs;

@@ -5,10 +5,12 @@
 //   z = softcap tanhf(logits / softcap) / temperature, or logits / temperature if softcap is 0
 //   logits, dlogits: [rows, vocab] f32|f16|bf16, contiguous     token_ids: [rows] i64     logp, grad_logp: [rows] f32
 //   If token_ids[row] = ignore_index: logp and gradient are 0, and the row of logits is not read.
-//   Limits: rows < 2^31, vocab >= 1. Other ids outside [0, vocab) are CHECKOP_FAILED.
+//   top_k, top_p: only columns that stay count; see cuda/truncation.cuh, whose kernel reads a row some ten times
+//   Limits: rows < 2^31, vocab >= 1, at most 2^22 with top_k or top_p. Other ids outside [0, vocab) are CHECKOP_FAILED.
 //   Expected error: a chain of about vocab/2048 + 20 fp32 additions, expf and logf within 2 ulp, one output rounding.
 //   A row's bits depend only on its own values: see cuda/softmax.cuh.
 #include "cuda/softmax.cuh"
+#include "cuda/truncation.cuh"
 
 namespace checkop::kernels {
 namespace {
@@ -50,6 +52,7 @@ __global__ __launch_bounds__(kMaxBackwardThreads) void logp_backward(
 struct LogpParams {
   int64_t rows, vocab, ignored;
   LogitTransform transform;
+  TruncationAttributes truncation;
 };
 
 checkop_status check_call(const checkop_call* call, bool backward, LogpParams& params) {
@@ -57,8 +60,9 @@ checkop_status check_call(const checkop_call* call, bool backward, LogpParams& p
   if (check.counts(backward ? 3 : 2, 1).failed()) return check.status();
   const checkop_tensor &logits = call->inputs[0], &ids = call->inputs[1];
   if (check.rank_at_least(logits, "logits", 1).failed()) return check.status();
-  params = {leading_count(logits), last_extent(logits), 0, {}};
+  params = {leading_count(logits), last_extent(logits), 0, {}, {}};
   if (auto status = read_attributes(call, params.ignored, params.transform)) return status;
+  if (auto status = read_truncation(call, params.truncation)) return status;
   const int32_t n_leading = logits.rank - 1;
   check.float_dtype(logits, "logits").contiguous(logits, "logits");
   check.dtype(ids, "token_ids", CHECKOP_I64)
@@ -78,6 +82,12 @@ checkop_status check_call(const checkop_call* call, bool backward, LogpParams& p
     return say(call, CHECKOP_UNSUPPORTED, "tensor 'logits': %lld rows, at most 2147483647 are supported",
                static_cast<long long>(params.rows));
   }
+  constexpr int64_t kMostTruncated = int64_t{1} << 22;  // so many exponentials in units of 2^-40 fit 64 bits
+  if (!params.truncation.is_none() && params.vocab > kMostTruncated) {
+    return say(call, CHECKOP_UNSUPPORTED,
+               "tensor 'logits': %lld columns, at most %lld are supported with top_k or top_p",
+               static_cast<long long>(params.vocab), static_cast<long long>(kMostTruncated));
+  }
   return check.workspace(kIdCheckBytes).status();
 }
 
@@ -88,6 +98,19 @@ checkop_status launch(const checkop_call* call, const LogpParams& params, const 
   auto* stream = static_cast<cudaStream_t>(call->stream);
   const auto* logits = static_cast<const T*>(call->inputs[0].data);
   const auto* ids = static_cast<const int64_t*>(call->inputs[1].data);
+  if (!params.truncation.is_none()) {
+    const auto rows = static_cast<unsigned>(params.rows);
+    if (backward) {
+      truncated_logp_backward<<<rows, kTruncationThreads, 0, stream>>>(
+          logits, ids, static_cast<const float*>(call->inputs[2].data), params.ignored, params.vocab, transform,
+          params.truncation, static_cast<T*>(call->outputs[0].data));
+    } else {
+      truncated_logp_forward<<<rows, kTruncationThreads, 0, stream>>>(logits, ids, params.ignored, params.vocab,
+                                                                      transform, params.truncation,
+                                                                      static_cast<float*>(call->outputs[0].data));
+    }
+    return launch_status(call, "launch logp with top_k or top_p");
+  }
   if (backward) {
     const auto error =
         launch_rows<T>(logp_backward<T, Transform>, params.rows, backward_threads_for(params.vocab), params.vocab,

@@ -4,9 +4,10 @@
 //   logp[r] = (z[r,t] - m) - log(s),  m = max_v z[r,v],  s = sum_v exp(z[r,v] - m)
 //   dlogits[r,v] = g[r] * ([v = t] - exp(z[r,v] - m) / s) * dz/dlogits
 //   logits, dlogits: [..., vocab] fp32|bf16|fp16    token_ids: [...] int64    logp, grad_logp: [...] fp32
+//   top_k, top_p: only columns that stay count; of the others the gradient is 0, and their logp is -inf
 //   If token_ids[r] = ignore_index: logp and gradient are 0, and the row of logits is not read.
 //   Limits: contiguous.   Expected error: sums are chains of 68 + log2(vocab / 1024) additions.
-#include "cpu/logit_transform.hpp"
+#include "cpu/truncation.hpp"
 
 namespace {
 
@@ -15,6 +16,45 @@ using native::Extent;
 float row_logp(const float* z, int64_t vocab, int64_t token) {
   const native::SumExp s = native::sum_exp(z, vocab);
   return (z[token] - s.shift()) - std::log(s.sum);
+}
+
+/// The columns of a row that stay.
+struct KeptRow {
+  KeptRow(const float* x, const float* z, int64_t vocab, int64_t token, const native::Truncation& truncation)
+      : columns(truncation.columns(x, z, vocab, token)) {
+    for (const int64_t v : columns) kept.push_back(z[v]);
+    const auto found = std::lower_bound(columns.begin(), columns.end(), token);
+    if (found != columns.end() && *found == token) place = found - columns.begin();
+  }
+
+  std::vector<int64_t> columns;
+  std::vector<float> kept;
+  int64_t place = -1;  ///< of the token among them
+};
+
+/// logp of the token among the columns that stay.
+float truncated_logp(const float* x, const float* z, int64_t vocab, int64_t token,
+                     const native::Truncation& truncation) {
+  const KeptRow row(x, z, vocab, token, truncation);
+  return row.place < 0 ? -std::numeric_limits<float>::infinity()
+                       : row_logp(row.kept.data(), std::ssize(row.kept), row.place);
+}
+
+/// Replaces the logits in `x` by the gradient of that.
+void truncated_dlogits(float* x, int64_t vocab, int64_t token, float g, const native::LogitTransform& transform,
+                       const native::Truncation& truncation) {
+  const std::vector<float> logits(x, x + vocab);
+  std::vector<float> z = logits;
+  transform(z.data(), vocab);
+  const KeptRow row(logits.data(), z.data(), vocab, token, truncation);
+  std::fill(x, x + vocab, 0.0f);
+  if (row.place < 0) return;
+  const native::SumExp s = native::sum_exp(row.kept.data(), std::ssize(row.kept));
+  for (const int64_t v : row.columns) {
+    const auto at = static_cast<size_t>(v);
+    const float p = std::exp(z[at] - s.shift()) / s.sum;
+    x[v] = (v == token ? g * (1.0f - p) : -g * p) * transform.slope(logits[at]);
+  }
 }
 
 /// Replaces the logits in `x` by their gradient.
@@ -39,6 +79,7 @@ checkop_status forward(const checkop_call* call) {
     native::check_list(logp, "logp", CHECKOP_F32, rows);
     const int64_t ignored = native::ignore_index(c);
     const native::LogitTransform transform(c);
+    const native::Truncation truncation(c);
     native::check_ids(token_ids, "token_ids", rows.value, vocab.value, ignored);
 
     const auto* tokens = static_cast<const int64_t*>(token_ids.data);
@@ -49,8 +90,10 @@ checkop_status forward(const checkop_call* call) {
         out[r] = 0.0f;
         if (tokens[r] == ignored) continue;
         native::load(logits, r * vocab.value, vocab.value, z.data());
+        const std::vector<float> x = truncation.is_none() ? std::vector<float>() : z;
         transform(z.data(), vocab.value);
-        out[r] = row_logp(z.data(), vocab.value, tokens[r]);
+        out[r] = truncation.is_none() ? row_logp(z.data(), vocab.value, tokens[r])
+                                      : truncated_logp(x.data(), z.data(), vocab.value, tokens[r], truncation);
       }
     });
   });
@@ -69,6 +112,7 @@ checkop_status backward(const checkop_call* call) {
     native::check_matrix(dlogits, "dlogits", logits.dtype, rows, vocab);
     const int64_t ignored = native::ignore_index(c);
     const native::LogitTransform transform(c);
+    const native::Truncation truncation(c);
     native::check_ids(token_ids, "token_ids", rows.value, vocab.value, ignored);
 
     const auto* tokens = static_cast<const int64_t*>(token_ids.data);
@@ -80,7 +124,11 @@ checkop_status backward(const checkop_call* call) {
           std::fill(z.begin(), z.end(), 0.0f);
         } else {
           native::load(logits, r * vocab.value, vocab.value, z.data());
-          row_dlogits(z.data(), vocab.value, tokens[r], g[r], transform);
+          if (truncation.is_none()) {
+            row_dlogits(z.data(), vocab.value, tokens[r], g[r], transform);
+          } else {
+            truncated_dlogits(z.data(), vocab.value, tokens[r], g[r], transform, truncation);
+          }
         }
         native::store(dlogits, r * vocab.value, vocab.value, z.data());
       }

@@ -2,7 +2,8 @@
 // paged_attention / native: CPU; the keys and values of every sequence are copied from its pages and go through
 // attention, as cpu/attention.hpp has it.
 //   inputs: q, k_cache, v_cache, cu_seqlens_q, block_table, seq_lens, sinks     outputs: o, lse
-//   q, o: [tokens_q, q_heads, D]   k_cache, v_cache: [pages, page_size, kv_heads, D] fp32|bf16|fp16
+//   q: [tokens_q, q_heads, D]   k_cache: [pages, page_size, kv_heads, D] fp32|bf16|fp16
+//   o: [tokens_q, q_heads, E]   v_cache: [pages, page_size, kv_heads, E]
 //   cu_seqlens_q: [seqs + 1], block_table: [seqs, max_pages], seq_lens: [seqs] int32   lse: [tokens_q, q_heads] fp32,
 //   may be absent, as sinks: [q_heads]. Table entries behind the pages with keys are not read. Rows behind the last
 //   sequence become 0, in lse -inf. Limits and expected error: those of attention of one sequence. A query's bits
@@ -23,9 +24,9 @@ std::string text(int64_t n) { return std::to_string(n); }
 struct Cache {
   Cache(const checkop_call& c, int64_t sequences) : k(c.inputs[1]), v(c.inputs[2]) {
     check(k, "k_cache"), check(v, "v_cache");
-    if (!std::equal(k.shape, k.shape + 4, v.shape) || v.dtype != k.dtype)
+    if (!std::equal(k.shape, k.shape + 3, v.shape) || v.dtype != k.dtype)
       throw Refusal(CHECKOP_FAILED, "v_cache: dtype or extents differ from those of k_cache");
-    pages = k.shape[0], page_size = k.shape[1], heads = k.shape[2], width = k.shape[3];
+    pages = k.shape[0], page_size = k.shape[1], heads = k.shape[2], width = k.shape[3], v_width = v.shape[3];
     const checkop_tensor &of_table = c.inputs[4], &of_lengths = c.inputs[5];
     native::Extent rows{"sequences", sequences}, columns{"max_pages"}, lengths{"sequences", sequences};
     if (of_table.rank != 2) throw Refusal(CHECKOP_FAILED, "block_table: expected rank 2");
@@ -49,7 +50,7 @@ struct Cache {
   }
   /// The first n keys, or values, of a sequence as one batch entry.
   EntryTensor entry(const checkop_tensor& cache, int64_t s, int64_t n) const {
-    EntryTensor all(cache.dtype, heads, n, width);
+    EntryTensor all(cache.dtype, heads, n, cache.shape[3]);
     for (int64_t j = 0; j < n; ++j)
       for (int64_t head = 0; head < heads; ++head)
         all.take(head, j, cache, (page(s, j) * page_size + j % page_size) * heads + head);
@@ -57,7 +58,7 @@ struct Cache {
   }
 
   const checkop_tensor &k, &v;
-  int64_t pages, page_size, heads, width, max_pages;
+  int64_t pages, page_size, heads, width, v_width, max_pages;
 
  private:
   static void check(const checkop_tensor& t, const char* name) {
@@ -75,11 +76,11 @@ checkop_status forward(const checkop_call* call) {
     native::check_counts(c, 7, 2);
     const Tokens q(c.inputs[0], "q"), to(c.outputs[0], "o");
     native::check_computed_dtype(q.tensor.dtype);
-    to.require_like(q, "o");
     const std::vector<int64_t> bounds = bounds_of(c.inputs[3], "cu_seqlens_q", q.count);
     const Cache cache(c, static_cast<int64_t>(bounds.size()) - 1);
     if (cache.k.dtype != q.tensor.dtype || cache.width != q.width)
       throw Refusal(CHECKOP_FAILED, "k_cache: dtype or head_dim differ from those of q");
+    to.require_like(q, cache.v_width, "o");
     const checkop_tensor& lse = c.outputs[1];
     const bool has_lse = native::attention::check_of_queries(lse, "lse", q);
     for (size_t s = 0; s + 1 < bounds.size(); ++s) {
@@ -87,7 +88,7 @@ checkop_status forward(const checkop_call* call) {
       if (n == 0) continue;
       EntryTensor of_q = q.entry(first, n), k = cache.entry(cache.k, static_cast<int64_t>(s), keys),
                   v = cache.entry(cache.v, static_cast<int64_t>(s), keys);
-      EntryTensor o(q.tensor.dtype, q.heads, n, q.width), of_lse;
+      EntryTensor o(q.tensor.dtype, q.heads, n, cache.v_width), of_lse;
       if (has_lse) of_lse = EntryTensor(CHECKOP_F32, q.heads, n, 1);
       native::attention::run_entry(c, native::attention::forward, {of_q.view(), k.view(), v.view(), {}, c.inputs[6]},
                                    {o.view(), of_lse.view_of_rows()});

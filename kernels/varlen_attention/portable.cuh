@@ -21,11 +21,14 @@ inline checkop_status check_varlen(const checkop_call* call, bool backward, Atte
   if (check.rank_at_least(q, "q", 3).rank_at_least(k, "k", 3).rank_at_least(q_bounds, "cu_seqlens_q", 1).failed())
     return check.status();
   if (q.rank != 3) return say(call, CHECKOP_FAILED, "tensor 'q': rank %d, expected 3", q.rank);
-  const auto like = [&](const checkop_tensor& t, const char* name, const checkop_tensor& other, int64_t heads) {
-    check.dtype(t, name, q.dtype).shape(t, name, other, 1, {heads, q.shape[2]}).contiguous(t, name);
+  if (check.rank_at_least(v, "v", 3).failed()) return check.status();
+  const int64_t head_dim = q.shape[2], v_dim = v.shape[2];
+  const auto like = [&](const checkop_tensor& t, const char* name, const checkop_tensor& other, int64_t heads,
+                        int64_t width) {
+    check.dtype(t, name, q.dtype).shape(t, name, other, 1, {heads, width}).contiguous(t, name);
   };
   check.float_dtype(q, "q").contiguous(q, "q");
-  like(k, "k", k, k.shape[1]), like(v, "v", k, k.shape[1]);
+  like(k, "k", k, k.shape[1], head_dim), like(v, "v", k, k.shape[1], v_dim);
   check.dtype(q_bounds, "cu_seqlens_q", CHECKOP_I32).shape(q_bounds, "cu_seqlens_q", q_bounds, 1, {});
   check.contiguous(q_bounds, "cu_seqlens_q");
   if (k_bounds.data != nullptr) {
@@ -39,18 +42,18 @@ inline checkop_status check_varlen(const checkop_call* call, bool backward, Atte
     if (t.data != nullptr) check.dtype(t, name, q.dtype).shape(t, name, q, 0, {q.shape[1]}).contiguous(t, name);
   };
   check_of_heads(call->inputs[kOfSinks], "sinks");
-  like(call->outputs[0], backward ? "dq" : "o", q, q.shape[1]);
+  like(call->outputs[0], backward ? "dq" : "o", q, q.shape[1], backward ? head_dim : v_dim);
   if (!backward) check_rows(call->outputs[1], "lse");
   if (backward) {
-    like(call->inputs[kOfGrad], "grad_o", q, q.shape[1]);
-    if (call->inputs[kOfO].data != nullptr) like(call->inputs[kOfO], "o", q, q.shape[1]);
+    like(call->inputs[kOfGrad], "grad_o", q, q.shape[1], v_dim);
+    if (call->inputs[kOfO].data != nullptr) like(call->inputs[kOfO], "o", q, q.shape[1], v_dim);
     check_rows(call->inputs[kOfLse], "lse"), check_rows(call->inputs[kOfGradLse], "grad_lse");
     check_of_heads(call->outputs[3], "dsinks");
-    like(call->outputs[1], "dk", k, k.shape[1]), like(call->outputs[2], "dv", k, k.shape[1]);
+    like(call->outputs[1], "dk", k, k.shape[1], head_dim), like(call->outputs[2], "dv", k, k.shape[1], v_dim);
     check.workspace(stats_bytes_of(q));
   }
   if (check.failed()) return check.status();
-  return shared_params(call, q, k.shape[1], p);
+  return shared_params(call, q, k.shape[1], v_dim, p);
 }
 
 /// The bounds of the keys.
@@ -95,14 +98,14 @@ __global__ __launch_bounds__(kThreads) void varlen_dq(AttentionParams p, const i
     float sum[kChunks][4] = {};
     __syncthreads();
     load_tile<kChunks>(query_rows(q, p, own.begin, head), own.first, p.q_seq, qs);
-    load_tile<kChunks>(query_rows(grad, p, own.begin, head), own.first, p.q_seq, grads);
+    load_tile<kChunks>(output_rows(grad, p, own.begin, head), own.first, p.q_seq, grads);
     const bool has_all = saved.o != nullptr && saved.lse != nullptr, exists = row < p.q_seq;
     const int64_t index = (own.begin + row) * p.q_heads + head;
     for (int pass = has_all ? 1 : 0; pass < 2; ++pass) {
       if (pass == 1) {
         __syncthreads();
         if (saved.o != nullptr) {
-          mean = mean_of_output<kChunks>(query_rows(saved.o, p, own.begin, head), row, p.q_seq, grads);
+          mean = mean_of_output<kChunks>(output_rows(saved.o, p, own.begin, head), row, p.q_seq, grads);
         }
         if (saved.lse != nullptr) online.take(exists ? saved.lse[index] : -INFINITY);
         if (saved.grad_lse != nullptr && exists) mean -= saved.grad_lse[index];
@@ -169,19 +172,20 @@ __global__ __launch_bounds__(kThreads) void varlen_dkdv(AttentionParams p, const
   const bool is_rest = own.sequence == sequences;
   const int64_t q_begin = is_rest ? 0 : q_bounds[own.sequence];
   p.q_seq = is_rest ? 0 : q_bounds[own.sequence + 1] - q_begin, p.kv_seq = own.n;
-  const int64_t stride = p.kv_heads * p.width;
+  const int64_t stride = p.kv_heads * p.width, v_stride = p.kv_heads * p.v_width;
   for (int64_t kv_head = blockIdx.y; kv_head < p.kv_heads; kv_head += gridDim.y) {
-    const int64_t key = own.first + threadIdx.x / kLanes, at_head = own.begin * stride + kv_head * p.width;
+    const int64_t key = own.first + threadIdx.x / kLanes, at_head = own.begin * stride + kv_head * p.width,
+                  v_at_head = own.begin * v_stride + kv_head * p.v_width;
     float dk_sum[kChunks][4] = {}, dv_sum[kChunks][4] = {};
     __syncthreads();
     load_tile<kChunks>(HeadRows<const T>{source.k + at_head, stride, p.width}, own.first, p.kv_seq, keys);
-    load_tile<kChunks>(HeadRows<const T>{source.v + at_head, stride, p.width}, own.first, p.kv_seq, values);
+    load_tile<kChunks>(HeadRows<const T>{source.v + v_at_head, v_stride, p.v_width}, own.first, p.kv_seq, values);
     for (int64_t head = kv_head * p.group(); head < (kv_head + 1) * p.group(); ++head) {
       for (int64_t query = p.query_begin(own.first); query < p.query_end(own.first + kTile - 1); query += kTile) {
         float score[kPerThread], dp[kPerThread];
         __syncthreads();
         load_tile<kChunks>(query_rows(q, p, q_begin, head), query, p.q_seq, qs);
-        load_tile<kChunks>(query_rows(grad, p, q_begin, head), query, p.q_seq, grads);
+        load_tile<kChunks>(output_rows(grad, p, q_begin, head), query, p.q_seq, grads);
         __syncthreads();
         products<kChunks>(keys, qs, score);
         products<kChunks>(values, grads, dp);
@@ -205,13 +209,13 @@ __global__ __launch_bounds__(kThreads) void varlen_dkdv(AttentionParams p, const
       }
     }
     store_row<kChunks>(dk_sum, key, p.kv_seq, HeadRows<T>{dk + at_head, stride, p.width});
-    store_row<kChunks>(dv_sum, key, p.kv_seq, HeadRows<T>{dv + at_head, stride, p.width});
+    store_row<kChunks>(dv_sum, key, p.kv_seq, HeadRows<T>{dv + v_at_head, v_stride, p.v_width});
   }
 }
 
 /// Enqueues the backward pass of a call that has been checked.
 inline checkop_status launch_portable_backward(const checkop_call* call, const AttentionParams& p) {
-  return with_width(call, p.width, [&](auto tag, auto width) {
+  return with_width(call, p.most_width(), [&](auto tag, auto width) {
     using T = typename decltype(tag)::type;
     constexpr int kChunks = decltype(width)::value;
     auto* stream = static_cast<cudaStream_t>(call->stream);

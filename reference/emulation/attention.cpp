@@ -33,13 +33,22 @@ struct Group {
     if (arithmetic.has(kLastKeyDropped.name) && !keys.empty()) keys.pop_back();
     const int64_t head = arithmetic.has(kNextGroupRead.name) ? (kv_head + 1) % problem.kv_heads : kv_head;
     const auto n = static_cast<int64_t>(keys.size());
-    k = v = Matrix::zeros(n, problem.head_dim);
+    k = Matrix::zeros(n, problem.head_dim), v = Matrix::zeros(n, problem.v_dim());
     for (int64_t i = 0; i < n; ++i) {
       const int64_t j = keys[static_cast<size_t>(i)];
       const auto value = static_cast<size_t>(arithmetic.has(kValuesShifted.name) ? (i + 1) % n : i);
       std::copy_n(problem.k.row(key_row(head, j)), problem.head_dim, k.row(i));
-      std::copy_n(problem.v.row(key_row(head, keys[value])), problem.head_dim, v.row(i));
+      copy_value(key_row(head, keys[value]), v.row(i));
     }
+  }
+
+  /// Copies row `row` of the values.
+  void copy_value(int64_t row, float* to) const {
+    const bool stride_of_keys = arithmetic.has(kValueStrideOfKeys.name);
+    const int64_t first = row * (stride_of_keys ? problem.head_dim : problem.v_dim()),
+                  columns = arithmetic.has(kValueColumnsLost.name) ? problem.head_dim : problem.v_dim();
+    for (int64_t d = 0; d < std::min(columns, problem.v_dim()); ++d)
+      to[d] = problem.v.values[static_cast<size_t>(first + d) % problem.v.values.size()];
   }
 
   /// Row of the group's first query, in arrays shaped as q.
@@ -220,7 +229,7 @@ void differentiate(const Arithmetic& a, const AttentionProblem& p, const Group& 
     const bool has_lse = !p.saved_lse.empty() && !eager;
     const float lse =
         group.probabilities(r, w, has_lse ? &p.saved_lse[static_cast<size_t>(first + from)] : nullptr, slope.data());
-    a.dots(seen, d, p.head_dim, grad.row(first + r), 1, group.v.row(seen_from), 1, p.head_dim);
+    a.dots(seen, d, p.v_dim(), grad.row(first + r), 1, group.v.row(seen_from), 1, p.v_dim());
     for (int64_t j = 0; j < seen; ++j) d[j] = a.rounded_if(eager, d[j]);
     const float d_of_row = term * row_sum(a, group, r, w, d, grad.row(first + r), seen);
     const float of_lse =
@@ -250,11 +259,16 @@ void differentiate(const Arithmetic& a, const AttentionProblem& p, const Group& 
   for (int64_t j = 0; j < n; ++j) {
     const int64_t key = group.own_key_row(j);
     add_up_rows(a, p.head_dim, to.dk.row(key), rows - from, p.q_seq, ds.row(from) + j, n, group.query(from));
-    add_up_rows(a, p.head_dim, to.dv.row(key), rows - from, p.q_seq, weights.row(from) + j, n, grad.row(first + from));
+    add_up_rows(a, p.v_dim(), to.dv.row(key), rows - from, p.q_seq, weights.row(from) + j, n, grad.row(first + from));
   }
 }
 
 }  // namespace
+
+float scale_of(const Arithmetic& arithmetic, float given, int64_t head_dim, int64_t v_dim) {
+  const int64_t size = arithmetic.has(kScaleOfVDim.name) ? v_dim : head_dim;
+  return given < 0 ? 1 / std::sqrt(static_cast<float>(size)) : given;
+}
 
 void read_window_and_cap(const EmulationArgs& args, AttentionProblem& p) {
   if (args.attrs.size() <= 2) return;
@@ -275,7 +289,6 @@ void store_sink_gradients(const EmulationArgs& args, const std::vector<float>& t
 AttentionProblem attention_problem(const EmulationArgs& args, Matrix k, Matrix v, int mask) {
   const Shape &q = args.in(0).shape, &keys = args.in(1).shape;
   const int64_t kv_seq = q[0] == 0 ? 0 : k.rows() / (q[0] * keys[1]);
-  const auto head_dim = static_cast<float>(q[3]), given = static_cast<float>(args.attrs[1]);
   AttentionProblem p{q[0],
                      q[1],
                      keys[1],
@@ -283,7 +296,7 @@ AttentionProblem attention_problem(const EmulationArgs& args, Matrix k, Matrix v
                      kv_seq,
                      q[3],
                      args.attrs[0] != 0,
-                     given < 0 ? 1 / std::sqrt(head_dim) : given,
+                     scale_of(args.arithmetic, static_cast<float>(args.attrs[1]), q[3], v.columns),
                      factor(args, 0),
                      std::move(k),
                      std::move(v),
@@ -300,7 +313,7 @@ AttentionProblem attention_problem(const EmulationArgs& args, Matrix k, Matrix v
 
 AttentionOutput attention_output(const EmulationArgs& args, const AttentionProblem& p) {
   const Arithmetic& a = args.arithmetic;
-  AttentionOutput to{Matrix::zeros(p.q.rows(), p.head_dim), std::vector<float>(static_cast<size_t>(p.q.rows()))};
+  AttentionOutput to{Matrix::zeros(p.q.rows(), p.v_dim()), std::vector<float>(static_cast<size_t>(p.q.rows()))};
   args.parallel_for(p.batch * p.kv_heads, [&](int64_t task) {
     const Group group(a, p, task / p.kv_heads, task % p.kv_heads);
     Matrix weights = Matrix::zeros(1, static_cast<int64_t>(group.keys.size()));
@@ -309,11 +322,11 @@ AttentionOutput attention_output(const EmulationArgs& args, const AttentionProbl
       std::fill(weights.values.begin(), weights.values.end(), 0.0F);
       to.lse[static_cast<size_t>(row)] = group.probabilities(r, weights.row(0));
       round_if(a, kProbabilitiesRounded, recipe::kP, weights);
-      a.dots(p.head_dim, to.o.row(row), seen, weights.row(0), 1, group.v.row(group.first_seen(r)), p.head_dim, 1);
-      if (a.has(kEmptyRowNan.name) && seen == 0) std::fill_n(to.o.row(row), p.head_dim, kNan);
+      a.dots(p.v_dim(), to.o.row(row), seen, weights.row(0), 1, group.v.row(group.first_seen(r)), p.v_dim(), 1);
+      if (a.has(kEmptyRowNan.name) && seen == 0) std::fill_n(to.o.row(row), p.v_dim(), kNan);
       if (!a.has(kSinkAddedToOutput.name)) continue;
       const float added = a.exponential(group.sink(r) - to.lse[static_cast<size_t>(row)]);
-      for (int64_t d = 0; d < p.head_dim && group.sink(r) != -kInfinity; ++d) to.o.row(row)[d] += added;
+      for (int64_t d = 0; d < p.v_dim() && group.sink(r) != -kInfinity; ++d) to.o.row(row)[d] += added;
     }
   });
   return to;
@@ -321,7 +334,7 @@ AttentionOutput attention_output(const EmulationArgs& args, const AttentionProbl
 
 AttentionGradients attention_gradients(const EmulationArgs& args, const AttentionProblem& p, const Matrix& grad) {
   AttentionGradients to{Matrix::zeros(p.q.rows(), p.head_dim), Matrix::zeros(p.k.rows(), p.head_dim),
-                        Matrix::zeros(p.k.rows(), p.head_dim), std::vector<float>(static_cast<size_t>(p.q.rows()))};
+                        Matrix::zeros(p.k.rows(), p.v_dim()), std::vector<float>(static_cast<size_t>(p.q.rows()))};
   args.parallel_for(p.batch * p.kv_heads, [&](int64_t task) {
     const Group group(args.arithmetic, p, task / p.kv_heads, task % p.kv_heads);
     differentiate(args.arithmetic, p, group, grad, to);

@@ -14,9 +14,9 @@ struct AttentionProblem {
   bool causal;
   float scale;
   Matrix q;                           ///< [batch * q_heads * q_seq, head_dim]
-  Matrix k, v;                        ///< [batch * kv_heads * kv_seq, head_dim]
+  Matrix k, v;                        ///< [batch * kv_heads * kv_seq, head_dim], [..., v_dim]
   std::vector<char> keep;             ///< [batch * kv_seq], from key_padding_mask; 1 without one
-  Matrix saved_o = {};                ///< [batch * q_heads * q_seq, head_dim] of a forward pass; empty if not given
+  Matrix saved_o = {};                ///< [batch * q_heads * q_seq, v_dim] of a forward pass; empty if not given
   std::vector<float> saved_lse = {};  ///< [batch * q_heads * q_seq], likewise
   int64_t window_left = -1, window_right = -1;
   float softcap = 0;
@@ -24,16 +24,20 @@ struct AttentionProblem {
   std::vector<float> grad_lse = {};  ///< [batch * q_heads * q_seq], likewise
 
   int64_t group() const { return q_heads / kv_heads; }
+  int64_t v_dim() const { return v.columns; }
 };
 
 /// Builds the problem from given keys and values. Inputs: q first, key_padding_mask at index `mask`.
 AttentionProblem attention_problem(const EmulationArgs& args, Matrix k, Matrix v, int mask);
 
+/// The factor of the scores where the attribute `scale` is `given`.
+float scale_of(const Arithmetic& arithmetic, float given, int64_t head_dim, int64_t v_dim);
+
 /// Reads the attributes window_left, window_right and softcap, if the operator has them.
 void read_window_and_cap(const EmulationArgs& args, AttentionProblem& problem);
 
 struct AttentionOutput {
-  Matrix o;                ///< shaped as q
+  Matrix o;                ///< [batch * q_heads * q_seq, v_dim]
   std::vector<float> lse;  ///< [batch * q_heads * q_seq]
 };
 AttentionOutput attention_output(const EmulationArgs& args, const AttentionProblem& problem);
@@ -97,8 +101,13 @@ inline constexpr FaultSpec kSavedOOfNextRow{"saved_o_of_next_row", "the row sum 
                                             "", "o"};
 inline constexpr FaultSpec kSavedLseOfFirstHead{
     "saved_lse_of_first_head", "every head of a group reads the first one's lse", "accuracy", "", "lse"};
+// Faults in the size of values, not visible where v_dim is head_dim.
+inline constexpr FaultSpec kValueStrideOfKeys{"value_stride_of_keys", "rows of values are taken to be head_dim apart",
+                                              "accuracy", "", "-key_padding_mask"};
+inline constexpr FaultSpec kValueColumnsLost{"value_columns_lost", "columns of values from head_dim on are not read"};
 // Faults in the arithmetic.
 inline constexpr FaultSpec kScaleMissing{"scale_missing", "the scores are not scaled"};
+inline constexpr FaultSpec kScaleOfVDim{"scale_of_v_dim", "the scale is 1/sqrt(v_dim)"};
 inline constexpr FaultSpec kScaleTwice{"scale_twice", "the queries are scaled, and the scores once more"};
 inline constexpr FaultSpec kScoreCapLeftOut{"cap_left_out", "scores are not capped"};
 inline constexpr FaultSpec kScoreCapUndivided{"cap_undivided", "a score s becomes s tanh(s)"};
@@ -182,7 +191,10 @@ inline constexpr std::array kAttentionForwardFaults{faults::kLastKDropped,
                                                     kNextGroupRead,
                                                     kValuesShifted,
                                                     kScaleMissing,
+                                                    kScaleOfVDim,
                                                     kScaleTwice,
+                                                    kValueStrideOfKeys,
+                                                    kValueColumnsLost,
                                                     kProbabilitiesRounded,
                                                     kPaddingMaskIgnored,
                                                     kMaskOfFirstEntry,

@@ -26,10 +26,19 @@ constexpr FaultSpec kNewGradientsNotOffset{"new_gradients_not_offset",
 int64_t n_cached(const EmulationArgs& args) { return args.in(1).shape[2]; }
 int64_t n_new(const EmulationArgs& args) { return args.in(3).shape[2]; }
 
+/// Input `index` with this number of columns: zeros behind its own, or fewer.
+Matrix with_columns(const EmulationArgs& args, int index, int64_t columns) {
+  const Matrix given = factor(args, index);
+  Matrix m = Matrix::zeros(given.rows(), columns);
+  for (int64_t row = 0; row < m.rows(); ++row)
+    std::copy_n(given.row(row), std::min(columns, given.columns), m.row(row));
+  return m;
+}
+
 /// For every head, the rows of input `cache`, then those of input `fresh`.
 Matrix together(const EmulationArgs& args, int cache, int fresh) {
   const Arithmetic& a = args.arithmetic;
-  const Matrix first = factor(args, cache), second = factor(args, fresh);
+  const Matrix second = factor(args, fresh), first = with_columns(args, cache, second.columns);
   const int64_t kv_heads = args.in(cache).shape[1], heads = args.in(cache).shape[0] * kv_heads;
   const int64_t cached = n_cached(args), added = n_new(args), width = first.columns;
   const bool swapped = a.has(kNewKeysFirst.name) || a.has(kMaskedNewKeysFirst.name);

@@ -29,6 +29,7 @@ inline constexpr std::array kTransformGradientFaults{
 
 struct LogitTransform {
   float temperature = 1, softcap = 0;
+  bool has_recipe = true;  ///< whether transform_in_16_bit changes it
 
   /// From the attributes after `ignore_index`, which tensor-parallel operators lack.
   static LogitTransform of(const EmulationArgs& args) {
@@ -42,7 +43,8 @@ struct TransformedRow {
   std::vector<float> z, slope;
 
   TransformedRow(const Arithmetic& a, const LogitTransform& transform, const float* x, int64_t n)
-      : steps_(a.rounds(recipe::kTransform) && (transform.temperature != 1 || transform.softcap != 0)) {
+      : steps_(a.rounds(recipe::kTransform) && transform.has_recipe &&
+               (transform.temperature != 1 || transform.softcap != 0)) {
     float divisor = a.has(kTemperatureLeftOut.name) ? 1 : transform.temperature;
     if (a.has(kTemperatureTwice.name)) divisor *= divisor;
     if (a.has(kTemperatureMultiplied.name)) divisor = 1 / divisor;

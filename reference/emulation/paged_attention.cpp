@@ -147,7 +147,7 @@ void forward(const EmulationArgs& args) {
     store_heads(own.o, q_heads, n, first, stored, args.out(0));
     if (!all_lse.empty()) store_lse(a, std::move(own.lse), q_heads, n, first, stored, all_lse);
   }
-  spoil(args, pages, q_heads * q.columns, args.out(0));
+  spoil(args, pages, q_heads * v.columns, args.out(0));
   if (!all_lse.empty()) spoil(args, pages, q_heads, all_lse);
   store_by_head(a, q_heads, all_lse);
 }

@@ -26,17 +26,16 @@ inline void store_heads(const Matrix& moved, int64_t heads, int64_t n, int64_t f
       std::copy_n(moved.row(head * n + i), moved.columns, to.begin() + ((first + i) * heads + head) * moved.columns);
 }
 
-/// The attention of one sequence of queries [heads * n_queries, head_dim] and keys [heads * n_keys, head_dim]. `sinks`:
-/// the index of that input.
+/// The attention of one sequence of queries [heads * n_queries, head_dim] and keys [heads * n_keys, head_dim].
+/// `sinks`: the index of that input.
 inline AttentionProblem sequence_problem(const EmulationArgs& args, int sinks, int64_t q_heads, int64_t kv_heads,
                                          Matrix q, Matrix k, Matrix v) {
   const int64_t head_dim = q.columns, queries = q.rows() / q_heads, keys = k.rows() / kv_heads;
-  const auto given = static_cast<float>(args.attrs[1]);
   AttentionProblem problem{};
   problem.batch = 1, problem.q_heads = q_heads, problem.kv_heads = kv_heads;
   problem.q_seq = queries, problem.kv_seq = keys, problem.head_dim = head_dim;
   problem.causal = args.attrs[0] != 0;
-  problem.scale = given < 0 ? 1 / std::sqrt(static_cast<float>(head_dim)) : given;
+  problem.scale = scale_of(args.arithmetic, static_cast<float>(args.attrs[1]), head_dim, v.columns);
   read_window_and_cap(args, problem);
   problem.q = std::move(q), problem.k = std::move(k), problem.v = std::move(v);
   problem.keep.assign(static_cast<size_t>(keys), 1);
@@ -51,6 +50,9 @@ inline EmulationArgs of_sequence(const EmulationArgs& args, int64_t queries, int
   if (queries * keys < kManyPairs) own.threads = 1;
   return own;
 }
+
+/// Packed keys have no mask.
+inline constexpr FaultSpec kSequenceValueStride{kValueStrideOfKeys.name, kValueStrideOfKeys.meaning};
 
 /// Faults of the attention of one sequence, in the arithmetic and in the choice of keys.
 inline constexpr std::array kSequenceFaults{faults::kLastKDropped,
@@ -72,7 +74,10 @@ inline constexpr std::array kSequenceFaults{faults::kLastKDropped,
                                             kNextGroupRead,
                                             kValuesShifted,
                                             kScaleMissing,
+                                            kScaleOfVDim,
                                             kScaleTwice,
+                                            kSequenceValueStride,
+                                            kValueColumnsLost,
                                             kProbabilitiesRounded};
 
 // Faults of packed sequences.

@@ -26,9 +26,10 @@ def weights_and_lse(scores, sink=None):
 class Problem:
     """Sizes, mask, and the numbering of rows: by batch entry, then head, then position."""
 
-    def __init__(self, batch, q_heads, kv_heads, q_seq, kv_seq, size, mask, attrs=None):
+    def __init__(self, batch, q_heads, kv_heads, q_seq, kv_seq, size, mask, attrs=None, v_size=None):
         self.batch, self.q_heads, self.kv_heads = batch, q_heads, kv_heads
         self.q_seq, self.kv_seq, self.size, self.mask = q_seq, kv_seq, size, mask
+        self.v_size = size if v_size is None else v_size
         self.scale = 1 / mp.sqrt(size)
         attrs = {} if attrs is None else attrs
         self.left, self.softcap = attrs.get("window_left", -1), mpf(attrs.get("softcap", 0))
@@ -70,13 +71,13 @@ class Problem:
         return None if sinks is None else sinks[self.head(row)]
 
     def forward(self, q, k, v, sinks=None):
-        zero = [mpf(0)] * self.size
+        zero = [mpf(0)] * self.v_size
         values, scales = [zero] * len(q), [zero] * len(q)
         for i, keys in self.rows():
             p, _, _ = weights_and_lse(self.scores(q[i], k, keys), self.sink(i, sinks))
-            values[i] = [mp.fsum(a * v[j][d] for a, j in zip(p, keys)) for d in range(self.size)]
+            values[i] = [mp.fsum(a * v[j][d] for a, j in zip(p, keys)) for d in range(self.v_size)]
             factor = self.sizes(q[i], k, keys)
-            scales[i] = [factor * mp.fsum(a * abs(v[j][d]) for a, j in zip(p, keys)) for d in range(self.size)]
+            scales[i] = [factor * mp.fsum(a * abs(v[j][d]) for a, j in zip(p, keys)) for d in range(self.v_size)]
         return values, scales
 
     def lse(self, q, k, sinks=None):
@@ -90,11 +91,11 @@ class Problem:
 
     def backward(self, q, k, v, grad, sinks=None, grad_lse=None):
         """(dq, dk, dv, dsinks) and their scales, term by term from the definitions."""
-        def zeros(rows):
-            return [[mpf(0)] * self.size for _ in rows]
+        def zeros(rows, size):
+            return [[mpf(0)] * size for _ in rows]
 
-        results = (zeros(q), zeros(k), zeros(v), [[mpf(0)] for _ in range(self.q_heads)])
-        scales = (zeros(q), zeros(k), zeros(v), [[mpf(0)] for _ in range(self.q_heads)])
+        results, scales = ((zeros(q, self.size), zeros(k, self.size), zeros(v, self.v_size),
+                            [[mpf(0)] for _ in range(self.q_heads)]) for _ in range(2))
 
         def add(which, row, weight, weight_scale, values):
             for d, x in enumerate(values):
@@ -119,21 +120,25 @@ class Problem:
 
 
 def attention_vectors(batch, q_heads, kv_heads, q_seq, kv_seq, size, mask=None, saves=False, attrs=None, sinks=None,
-                      of_lse=False):
+                      of_lse=False, v_size=None):
     """saves: the forward pass gives lse, the backward pass gets o and lse. of_lse: there is a gradient of lse."""
     name = f"attention_{batch}x{q_heads}x{kv_heads}x{q_seq}x{kv_seq}x{size}"
     name += ("_mask" if mask else "") + ("_saved" if saves else "")
     name += ("_sinks" if sinks else "") + ("_of_lse" if of_lse else "")
     name += "".join(f"_{attr}_{value}" for attr, value in (attrs or {}).items())
+    name += "" if v_size is None else f"_v{v_size}"
     random = Stream(batch + 10 * q_heads + 100 * q_seq + 1000 * kv_seq + 10000 * size)
     queries, keys = batch * q_heads * q_seq, batch * kv_heads * kv_seq
-    q, grad = (rows_of(random.values(queries * size), size) for _ in range(2))
-    k, v = (rows_of(random.values(keys * size), size) for _ in range(2))
+    of_v = size if v_size is None else v_size
+    q, grad = (rows_of(random.values(queries * width), width) for width in (size, of_v))
+    k, v = (rows_of(random.values(keys * width), width) for width in (size, of_v))
     grad_lse = random.values(queries) if of_lse else None
     sinks = None if sinks is None else [mpf(x) for x in sinks]
-    problem = Problem(batch, q_heads, kv_heads, q_seq, kv_seq, size, mask, attrs)
+    problem = Problem(batch, q_heads, kv_heads, q_seq, kv_seq, size, mask, attrs, v_size)
     dims = {"batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "q_seq": q_seq, "kv_seq": kv_seq,
             "head_dim": size}
+    if v_size is not None:
+        dims["v_dim"] = v_size
     given = None if attrs is None else {**DEFAULTS, **attrs}
     inputs = {"q": flat(q), "k": flat(k), "v": flat(v)}
     optionals = []
@@ -153,7 +158,7 @@ def attention_vectors(batch, q_heads, kv_heads, q_seq, kv_seq, size, mask=None, 
     for which, (label, at) in enumerate(differentiated):
         def loss(x, which=which):
             moved = [q, k, v, sinks]
-            moved[which] = x if which == 3 else rows_of(x, size)
+            moved[which] = x if which == 3 else rows_of(x, of_v if which == 2 else size)
             total = dot(flat(grad), flat(problem.forward(*moved)[0]))
             if of_lse:
                 lse = problem.lse(moved[0], moved[1], moved[3])[0]
@@ -190,3 +195,5 @@ def vectors():
     yield from attention_vectors(1, 2, 2, 2, 4, 2, [1, 0, 2, 1], saves=True, of_lse=True)
     yield from attention_vectors(1, 2, 1, 3, 5, 2, saves=True, attrs={"window_left": 1, "softcap": 1}, sinks=[3, 0.25],
                                  of_lse=True)
+    yield from attention_vectors(1, 2, 1, 3, 4, 3, saves=True, sinks=[0.5, -1.25], of_lse=True, v_size=2)
+    yield from attention_vectors(2, 2, 2, 2, 3, 2, [1, 0, 2, 1, 0, 1], v_size=5)

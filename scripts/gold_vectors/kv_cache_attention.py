@@ -17,16 +17,20 @@ def parted(rows, heads, n_cached):
     return cached, [row for i, row in enumerate(rows) if i % length >= n_cached]
 
 
-def kv_cache_vectors(batch, q_heads, kv_heads, cache_seq, new_seq, size, mask=None):
+def kv_cache_vectors(batch, q_heads, kv_heads, cache_seq, new_seq, size, mask=None, v_size=None):
     name = f"kv_cache_attention_{batch}x{q_heads}x{kv_heads}x{cache_seq}x{new_seq}x{size}" + ("_mask" if mask else "")
+    name += "" if v_size is None else f"_v{v_size}"
     random = Stream(batch + 10 * q_heads + 100 * cache_seq + 1000 * new_seq + 10000 * size)
     heads = batch * kv_heads
-    q, grad = (rows_of(random.values(batch * q_heads * new_seq * size), size) for _ in range(2))
-    k_cache, v_cache = (rows_of(random.values(heads * cache_seq * size), size) for _ in range(2))
-    k_new, v_new = (rows_of(random.values(heads * new_seq * size), size) for _ in range(2))
-    problem = Problem(batch, q_heads, kv_heads, new_seq, cache_seq + new_seq, size, mask)
+    widths = (size, size if v_size is None else v_size)
+    q, grad = (rows_of(random.values(batch * q_heads * new_seq * width), width) for width in widths)
+    k_cache, v_cache = (rows_of(random.values(heads * cache_seq * width), width) for width in widths)
+    k_new, v_new = (rows_of(random.values(heads * new_seq * width), width) for width in widths)
+    problem = Problem(batch, q_heads, kv_heads, new_seq, cache_seq + new_seq, size, mask, v_size=v_size)
     dims = {"batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "q_seq": new_seq, "new_seq": new_seq,
             "cache_seq": cache_seq, "head_dim": size}
+    if v_size is not None:
+        dims["v_dim"] = v_size
     tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k_new": k_new, "v_new": v_new}
     inputs, optionals = {label: flat(rows) for label, rows in tensors.items()}, []
     if mask is not None:
@@ -47,7 +51,7 @@ def kv_cache_vectors(batch, q_heads, kv_heads, cache_seq, new_seq, size, mask=No
             outputs[f"d{letter}_{label}"] = (flat(values[part]), flat(scales[part]))
     for label, rows in tensors.items():
         def loss(x, label=label):
-            return dot(flat(grad), flat(forward({**tensors, label: rows_of(x, size)})[0]))
+            return dot(flat(grad), flat(forward({**tensors, label: rows_of(x, widths[label.startswith("v")])})[0]))
 
         check_gradient(f"{name}/d{label}", loss, flat(rows), outputs[f"d{label}"][0])
     yield vector(f"{name}/backward", "kv_cache_attention", "backward", dims, {**inputs, "grad_o": flat(grad)}, outputs,
@@ -59,3 +63,4 @@ def vectors():
     yield from kv_cache_vectors(1, 2, 1, 4, 1, 3)                # one step of decoding
     yield from kv_cache_vectors(1, 4, 2, 2, 3, 2)
     yield from kv_cache_vectors(2, 2, 2, 3, 2, 2, [1, 0, 2, 1, 1, 0, 0, 0, 0, 1])  # the second entry keeps only its last key
+    yield from kv_cache_vectors(1, 4, 2, 2, 3, 2, v_size=3)

@@ -7,9 +7,9 @@ from common import (NEGATIVE_INFINITY, Stream, check_gradient, dot, flat, mp, mp
 class Pack:
     """Which keys each query of a packed tensor sees. Rows are numbered by token, then head."""
 
-    def __init__(self, q_heads, kv_heads, size, of_q, of_k, rest_q, rest_k, attrs, sinks):
+    def __init__(self, q_heads, kv_heads, size, of_q, of_k, rest_q, rest_k, attrs, sinks, v_size):
         self.left, self.softcap, self.sinks = attrs["window_left"], mpf(attrs["softcap"]), sinks
-        self.q_heads, self.kv_heads, self.size = q_heads, kv_heads, size
+        self.q_heads, self.kv_heads, self.size, self.v_size = q_heads, kv_heads, size, v_size
         self.q_bounds = [sum(of_q[:s]) for s in range(len(of_q) + 1)]
         self.k_bounds = [sum(of_k[:s]) for s in range(len(of_k) + 1)]
         self.tokens_q, self.tokens_k = sum(of_q) + rest_q, sum(of_k) + rest_k
@@ -32,24 +32,24 @@ class Pack:
         scores = [transformed(self.scale * dot(q, k[j]), 1, self.softcap) for j in keys]
         return weights_and_lse(scores, None if sinks is None else sinks[i % self.q_heads]), 1 + 2 * max(terms, default=0)
 
-    def zeros(self, tokens, heads):
-        return [[mpf(0)] * self.size for _ in range(tokens * heads)]
+    def zeros(self, tokens, heads, size):
+        return [[mpf(0)] * size for _ in range(tokens * heads)]
 
     def forward(self, q, k, v, sinks):
         """(o, its scales, lse, its scales)."""
-        values, scales = self.zeros(self.tokens_q, self.q_heads), self.zeros(self.tokens_q, self.q_heads)
+        values, scales = (self.zeros(self.tokens_q, self.q_heads, self.v_size) for _ in range(2))
         lse, lse_scales = [NEGATIVE_INFINITY] * len(values), [mpf(0)] * len(values)
         for i, keys in self.rows():
             (p, _, lse[i]), factor = self.weights(i, q[i], k, keys, sinks)
             lse_scales[i] = 0 if lse[i] == NEGATIVE_INFINITY else factor + abs(lse[i])
-            values[i] = [mp.fsum(a * v[j][d] for a, j in zip(p, keys)) for d in range(self.size)]
-            scales[i] = [factor * mp.fsum(a * abs(v[j][d]) for a, j in zip(p, keys)) for d in range(self.size)]
+            values[i] = [mp.fsum(a * v[j][d] for a, j in zip(p, keys)) for d in range(self.v_size)]
+            scales[i] = [factor * mp.fsum(a * abs(v[j][d]) for a, j in zip(p, keys)) for d in range(self.v_size)]
         return values, scales, lse, lse_scales
 
     def backward(self, q, k, v, grad, grad_lse):
         """((dq, dk, dv, dsinks), their scales), term by term."""
-        both = [(self.zeros(self.tokens_q, self.q_heads), self.zeros(self.tokens_k, self.kv_heads),
-                 self.zeros(self.tokens_k, self.kv_heads), [[mpf(0)] for _ in range(self.q_heads)]) for _ in range(2)]
+        both = [(self.zeros(self.tokens_q, self.q_heads, self.size), self.zeros(self.tokens_k, self.kv_heads, self.size),
+                 self.zeros(self.tokens_k, self.kv_heads, self.v_size), [[mpf(0)] for _ in range(self.q_heads)]) for _ in range(2)]
 
         def add(which, row, weight, size, values):
             for d, x in enumerate(values):
@@ -75,17 +75,20 @@ class Pack:
 
 
 def varlen_vectors(name, q_heads, kv_heads, size, of_q, of_k=None, rest_q=0, rest_k=0, attrs=None, sinks=None,
-                   of_lse=False, saves=False):
+                   of_lse=False, saves=False, v_size=None):
     """of_lse: the forward pass gives lse, the backward pass gets its gradient; saves: it gets o and lse."""
     sinks = None if sinks is None else [mpf(x) for x in sinks]
     given = {**DEFAULTS, **(attrs or {})}
-    pack = Pack(q_heads, kv_heads, size, of_q, of_q if of_k is None else of_k, rest_q, rest_k, given, sinks)
+    of_v = size if v_size is None else v_size
+    pack = Pack(q_heads, kv_heads, size, of_q, of_q if of_k is None else of_k, rest_q, rest_k, given, sinks, of_v)
     random = Stream(q_heads + 10 * size + 100 * pack.tokens_q + 1000 * pack.tokens_k)
-    q, grad = (rows_of(random.values(pack.tokens_q * q_heads * size), size) for _ in range(2))
-    k, v = (rows_of(random.values(pack.tokens_k * kv_heads * size), size) for _ in range(2))
+    q, grad = (rows_of(random.values(pack.tokens_q * q_heads * width), width) for width in (size, of_v))
+    k, v = (rows_of(random.values(pack.tokens_k * kv_heads * width), width) for width in (size, of_v))
     grad_lse = random.values(pack.tokens_q * q_heads) if of_lse else None
     dims = {"tokens_q": pack.tokens_q, "tokens_k": pack.tokens_k, "q_heads": q_heads, "kv_heads": kv_heads,
             "head_dim": size, "seqs": len(of_q)}
+    if v_size is not None:
+        dims["v_dim"] = v_size
     inputs, optionals = {"q": flat(q), "k": flat(k), "v": flat(v), "cu_seqlens_q": pack.q_bounds}, []
     if of_k is not None:
         inputs["cu_seqlens_k"], optionals = pack.k_bounds, ["cu_seqlens_k"]
@@ -103,7 +106,7 @@ def varlen_vectors(name, q_heads, kv_heads, size, of_q, of_k=None, rest_q=0, res
     for which, (label, at) in enumerate(differentiated):
         def loss(x, which=which):
             moved = [q, k, v, sinks]
-            moved[which] = x if which == 3 else rows_of(x, size)
+            moved[which] = x if which == 3 else rows_of(x, of_v if which == 2 else size)
             o, _, lse, _ = pack.forward(*moved)
             total = dot(flat(grad), flat(o))
             if of_lse:
@@ -133,3 +136,6 @@ def vectors():
     yield from varlen_vectors("varlen_attention_saved", 2, 1, 3, [1, 3, 2], [2, 2, 0], rest_q=1, saves=True)
     yield from varlen_vectors("varlen_attention_window", 2, 1, 2, [4, 1], attrs={"window_left": 1, "softcap": 1},
                               of_lse=True)
+    yield from varlen_vectors("varlen_attention_small_values", 4, 2, 3, [2, 1], [3, 2], rest_q=1, rest_k=1,
+                              sinks=[0.5, -2, 3, 0], of_lse=True, v_size=2)
+    yield from varlen_vectors("varlen_attention_large_values", 2, 1, 2, [1, 3], v_size=5, saves=True)

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -210,6 +211,7 @@ std::string LineProcess::end() {
 void LinePeer::give_up(const std::string& why) { throw ProcessEnded(why + end()); }
 
 std::string LinePeer::read_line(int from, const std::function<void()>& at_end) {
+  const auto start = Clock::now();
   for (;;) {
     if (const size_t end = pending_.find('\n'); end != std::string::npos) {
       std::string line = pending_.substr(0, end);
@@ -217,6 +219,13 @@ std::string LinePeer::read_line(int from, const std::function<void()>& at_end) {
       return line;
     }
     if (pending_.size() > kLongestLine) give_up(fmt::format("wrote a line of more than {} bytes", kLongestLine));
+    if (limit_) {
+      pollfd arrived{from, POLLIN, 0};
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(start + *limit_ - Clock::now());
+      const int ready = poll(&arrived, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 1 << 30)));
+      if (ready == 0) give_up(fmt::format("gave no answer within {} s; killed", limit_->count()));
+      if (ready < 0) continue;  // a signal came
+    }
     std::array<char, 65536> block;
     const ssize_t n = read(from, block.data(), block.size());
     if (n < 0 && errno == EINTR) continue;

@@ -4,6 +4,7 @@
 // CHECK_OPERATOR_FD.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <stdexcept>
@@ -53,8 +54,11 @@ class LinePeer {
   LinePeer(const LinePeer&) = delete;
   LinePeer& operator=(const LinePeer&) = delete;
 
-  /// Sends one line and waits, without a time limit, for one line of answer. `descriptors` go with it; they remain
-  /// open. Throws ProcessEnded when no answer comes.
+  /// From now on an answer may take so long: one that takes longer ends the conversation.
+  void limit_answers(std::chrono::seconds limit) { limit_ = limit; }
+
+  /// Sends one line and waits for one line of answer, without a time limit unless limit_answers() gave one.
+  /// `descriptors` go with it; they remain open. Throws ProcessEnded when no answer comes.
   virtual std::string request(const std::string& line, const std::vector<int>& descriptors = {}) = 0;
 
   /// Waits for one more line, which no request asked for. Throws as request() does.
@@ -69,7 +73,8 @@ class LinePeer {
   /// The next line of `from`. Where no more can come, `at_end` throws.
   std::string read_line(int from, const std::function<void()>& at_end);
 
-  std::string pending_;  ///< read already, of lines to come
+  std::string pending_;                        ///< read already, of lines to come
+  std::optional<std::chrono::seconds> limit_;  ///< of an answer
 };
 
 /// The variable that holds the number of a child's socket. Descriptors come over it with single bytes, in the order of

@@ -230,6 +230,16 @@ void JsonValue::fail(const std::string& expected, const std::string& hint) const
   throw InputError(where(), fmt::format("expected {}, got {}", expected, describe(*value_)), hint);
 }
 
+nlohmann::json json_number(double x) {
+  if (std::isnan(x)) return "NaN";
+  if (std::isinf(x)) return x > 0 ? "Infinity" : "-Infinity";
+  return x;
+}
+
+std::string json_line(const nlohmann::json& value) {
+  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 std::string read_text_file(const std::string& file, std::string_view what) {
   const std::string hint = fmt::format("give the path of {}", what);
   const auto reason = [] { return std::generic_category().message(errno); };

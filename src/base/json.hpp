@@ -68,6 +68,12 @@ class JsonValue {
   std::string file_, path_;
 };
 
+/// JSON has no NaN and no infinities, so they become "NaN", "Infinity" and "-Infinity".
+nlohmann::json json_number(double x);
+
+/// The value without a line break. Bytes that are not UTF-8 are replaced.
+std::string json_line(const nlohmann::json& value);
+
 /// The bytes of a file. Throws InputError "FILE: cannot be opened: REASON; give the path of WHAT".
 std::string read_text_file(const std::string& file, std::string_view what);
 

@@ -21,7 +21,8 @@ void append_new(std::vector<std::string_view>& names, std::string_view dims) {
 }
 
 int64_t size_of(const Case& c, std::string_view dim) {
-  const auto found = c.dims.find(dim);
+  auto found = c.dims.find(dim);
+  if (found == c.dims.end()) found = c.dims.find(usual_size_of(dim));
   if (found == c.dims.end()) throw std::out_of_range(fmt::format("the case has no size '{}'", dim));
   return found->second;
 }
@@ -64,6 +65,21 @@ std::vector<std::string_view> dims_of(const Operator& op) {
   return names;
 }
 
+std::string_view usual_size_of(std::string_view dim) { return dim == "v_dim" ? "head_dim" : ""; }
+
+void drop_usual_sizes(Case& c) {
+  std::erase_if(c.dims, [&](const auto& dim) {
+    const auto usual = c.dims.find(usual_size_of(dim.first));
+    return usual != c.dims.end() && usual->second == dim.second;
+  });
+}
+
+std::vector<std::string_view> dims_of(const Case& c) {
+  std::vector<std::string_view> names = dims_of(*c.op);
+  std::erase_if(names, [&](std::string_view dim) { return !usual_size_of(dim).empty() && !c.dims.contains(dim); });
+  return names;
+}
+
 bool ignored_every_counts(const Case& c) {
   const auto inputs = c.pass->inputs;
   const bool masked = std::any_of(inputs.begin(), inputs.end(), [&](const TensorSpec& spec) {
@@ -78,7 +94,7 @@ bool has_ignored_runs(const Case& c) { return c.ignored_run != 1 && has_attr(*c.
 std::string case_name(const Case& c) {
   std::string name = fmt::format("{}-{}-", c.op->name, info(c.dtype).name);
   const char* separator = "";
-  for (const std::string_view dim : dims_of(*c.op)) {
+  for (const std::string_view dim : dims_of(c)) {
     if (dim == kWorldSize) separator = "@";
     if (dim == kWorldSize && !c.part_bounds.empty()) {
       name += fmt::format("@{}", fmt::join(c.part_bounds, "-"));
@@ -106,7 +122,7 @@ std::string case_name(const Case& c) {
 
 std::string case_flags(const Case& c) {
   std::string flags = fmt::format("--op {} --pass {} --dtype {}", c.op->name, c.pass->name, info(c.dtype).name);
-  for (const std::string_view dim : dims_of(*c.op)) {
+  for (const std::string_view dim : dims_of(c)) {
     flags += fmt::format(" --{} {}", flag_name(dim), c.dims.find(dim)->second);
   }
   if (!c.part_bounds.empty()) flags += fmt::format(" --shard-bounds {}", fmt::join(c.part_bounds, ","));

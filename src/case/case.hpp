@@ -55,6 +55,13 @@ std::string case_flags(const Case& c);
 /// last.
 std::vector<std::string_view> dims_of(const Operator& op);
 
+/// The dimension whose size `dim` has where a case gives it none: head_dim for v_dim; "": none, and a case has a size.
+std::string_view usual_size_of(std::string_view dim);
+/// Takes out of c.dims what usual_size_of() gives: so the same sizes have one name.
+void drop_usual_sizes(Case& c);
+/// The dimensions of its operator that the case gives a size.
+std::vector<std::string_view> dims_of(const Case& c);
+
 /// The value of an extent of a dimension list. Throws std::out_of_range when a name has no size.
 int64_t extent_of(const Case& c, std::string_view extent);
 Shape shape_of(const Case& c, const TensorSpec& spec);

@@ -65,11 +65,11 @@ bool has_fields(const Preset& preset, const PresetMapping& mapping) {
   });
 }
 
-/// Maps each unmapped dimension that has the name of a field to this field.
+/// Maps each unmapped dimension that has the name of a field to this field, unless it has a usual size.
 void add_dims_named_like_fields(const Operator& op, PresetMapping& mapping) {
   const auto& fields = preset_fields();
   for (const std::string_view dim : dims_of(op)) {
-    if (std::find(fields.begin(), fields.end(), dim) == fields.end()) continue;
+    if (std::find(fields.begin(), fields.end(), dim) == fields.end() || !usual_size_of(dim).empty()) continue;
     mapping.try_emplace(std::string(dim), dim);
   }
 }

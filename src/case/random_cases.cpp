@@ -65,6 +65,7 @@ class Draw {
     int64_t spanned = 1;
     std::vector<int64_t> sizes;
     for (const std::string_view dim : dims_) {
+      if (is_drawn(dim) && !usual_size_of(dim).empty() && below(2) == 0) continue;
       if (is_drawn(dim)) {
         // Repeat a size now and then: some operators need equal sizes, and some kernels confuse two dimensions.
         sizes.push_back(!sizes.empty() && below(4) == 0 ? any_of(sizes) : size());

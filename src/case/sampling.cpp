@@ -2,6 +2,8 @@
 // Chooses the rows for the gold: first the rows where kernels tend to fail, then random ones.
 #include "case/sampling.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
@@ -105,10 +107,30 @@ double gold_work(const Case& c) {
 }
 
 std::string row_group(const Case& c, const TensorSpec& spec) {
+  if (!is_per_row(*c.op, spec)) return spec.dims.empty() ? "" : std::string(split_dims(spec.dims).front());
+  const bool is_single = spec.dims == c.op->row_dims;  // see judged_view()
+  const std::string_view of_rows = is_single ? spec.dims : spec.dims.substr(0, spec.dims.rfind(' '));
   // No dimension name contains "+".
-  if (is_per_row(*c.op, spec)) return "+rows";
-  return spec.dims.empty() ? "" : std::string(split_dims(spec.dims).front());
+  return of_rows == c.op->row_dims ? "+rows" : fmt::format("+{}", of_rows);
 }
+
+namespace {
+
+/// The rows of the last entry of `spec.sampled_whole` and of a random one; all if there are at most two. `total`: rows
+/// of the output.
+RowSet choose_entries(const Case& c, const OutputSpec& spec, const std::string& key, int64_t total) {
+  int64_t entries = 1;
+  for (const std::string_view dim : split_dims(spec.sampled_whole)) entries *= extent_of(c, dim);
+  if (entries <= 2) return {};
+  const Stream stream = Stream::derive(c.seed, c.op->name, "gold rows of " + key);
+  RowSet set{false};
+  const int64_t rows = total / entries;
+  for (const int64_t entry : {static_cast<int64_t>(stream.below(0, static_cast<uint64_t>(entries - 1))), entries - 1})
+    for (int64_t row = entry * rows; row < (entry + 1) * rows; ++row) set.chosen.push_back(row);
+  return set;
+}
+
+}  // namespace
 
 std::vector<RowSet> sample_rows(const Case& c, const std::vector<Tensor>& inputs, int64_t rows) {
   std::vector<RowSet> sets(c.pass->outputs.size());
@@ -117,10 +139,12 @@ std::vector<RowSet> sample_rows(const Case& c, const std::vector<Tensor>& inputs
     const OutputSpec& spec = c.pass->outputs[i];
     if (!spec.sampled || !is_present(c, spec.tensor)) continue;
     const int64_t total = judged_view(*c.op, spec.tensor, shape_of(c, spec.tensor)).rows;
-    if (total <= rows) continue;
+    const bool is_whole = !spec.sampled_whole.empty();
+    if (!is_whole && total <= rows) continue;
     const std::string key = row_group(c, spec.tensor);
     const auto [place, is_new] = known.try_emplace(key);
-    if (is_new) place->second = choose(c, inputs, spec, key, total, rows);
+    if (is_new)
+      place->second = is_whole ? choose_entries(c, spec, key, total) : choose(c, inputs, spec, key, total, rows);
     sets[i] = place->second;
   }
   return sets;

@@ -17,11 +17,12 @@ double gold_work(const Case& c);
 /// all outputs. Deterministic: depends on the case, its seed and its inputs. Takes rows in this order until there are
 /// enough: the first and the last row; rows on both sides of a mask's edge, and around ids that select nothing; in
 /// outputs by vocabulary, rows that ids select; both sides of multiples of 256, 128, 64 and 16 near both ends, and of
-/// powers of two; random rows. All per-row outputs get the same rows; so do all other outputs with the same first
-/// dimension.
+/// powers of two; random rows. Where OutputSpec::sampled_whole is given, takes all rows of the last entry and of
+/// a random one instead, however many. Outputs of one row_group() get the same rows.
 std::vector<RowSet> sample_rows(const Case& c, const std::vector<Tensor>& inputs, int64_t rows);
 
-/// Key of the outputs that must get the same rows: "+rows" for per-row outputs, the first dimension for others.
+/// Key of the outputs that must get the same rows: "+rows" for per-row outputs with a row for each row of the batch,
+/// "+batch q_heads" for those with a row for each entry of these dimensions, the first dimension for others.
 std::string row_group(const Case& c, const TensorSpec& spec);
 
 }  // namespace checkop

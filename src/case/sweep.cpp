@@ -113,7 +113,9 @@ void append_sized(const Sweep& sweep, const PresetSizes& setting, std::vector<Ca
     const auto preset = setting.dims.find(dim);
     const std::vector<int64_t> sizes = given != sweep.dims.end()      ? given->second
                                        : preset != setting.dims.end() ? std::vector{preset->second}
-                                                                      : std::vector{default_size(dim)};
+                                       : usual_size_of(dim).empty()   ? std::vector{default_size(dim)}
+                                                                      : std::vector<int64_t>();
+    if (sizes.empty()) continue;
     std::vector<Case> next;
     for (const Case& c : sized) {
       for (const int64_t size : sizes) {
@@ -123,6 +125,7 @@ void append_sized(const Sweep& sweep, const PresetSizes& setting, std::vector<Ca
     }
     sized = std::move(next);
   }
+  std::for_each(sized.begin(), sized.end(), drop_usual_sizes);
   std::move(sized.begin(), sized.end(), std::back_inserter(cases));
 }
 

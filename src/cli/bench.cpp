@@ -18,6 +18,7 @@
 #include "report/bench_record.hpp"
 #include "report/report.hpp"
 #include "run/bench.hpp"
+#include "run/bench_peer.hpp"
 #include "session/bench_judge.hpp"
 #include "session/selection.hpp"
 
@@ -101,7 +102,11 @@ Case ceiling_case() {
 class Bench {
  public:
   Bench(const Options& options, const Contract& contract, std::string device, std::vector<std::string> plugins)
-      : options_(options), contract_(contract), device_(std::move(device)), plugins_(std::move(plugins)) {
+      : options_(options),
+        contract_(contract),
+        device_(std::move(device)),
+        plugins_(std::move(plugins)),
+        peers_(options.bench.peers, device_, std::chrono::seconds(options.run.timeout_s)) {
     plan_.repeats = static_cast<int>(options.bench.repeats);
     plan_.burst = options.bench.wants("burst");
     plan_.sustained = options.bench.wants("sustained");
@@ -110,6 +115,7 @@ class Bench {
   }
 
   const std::string& device() const { return device_; }
+  const std::vector<std::string>& peers() const { return peers_.names(); }
 
   std::vector<BenchRecord> run(const Group& group);
 
@@ -132,6 +138,7 @@ class Bench {
   const Contract& contract_;
   std::string device_, arch_key_;
   std::vector<std::string> plugins_;
+  BenchPeers peers_;
   BenchPlan plan_;
   std::optional<Worker> worker_;
   std::optional<BenchRun> cublas_;  ///< of ceiling_case(); not ok if cuBLAS is unavailable
@@ -205,7 +212,11 @@ std::vector<BenchRecord> Bench::run(const Group& group) {
   const BenchRun* ceiling = common.cost.flops > 0 ? &cublas_ceiling() : nullptr;
   std::optional<BenchRun> cublas;
   if (ceiling != nullptr && ceiling->status == RunStatus::ok) cublas = *ceiling;
+  // Around the candidates, so that a clock that drifts favours neither.
+  std::vector<BenchRun> peer_runs(peers_.names().size());
+  peers_.take(c, plan_, BenchPeers::Half::first, peer_runs);
   BenchResult result = time(names, c, data);
+  peers_.take(c, plan_, BenchPeers::Half::second, peer_runs);
   for (size_t i = 0; i < result.runs.size(); ++i)
     judge_bench(c, *runnable[i], data, i, contract_, arch_key_, threads, result.runs[i]);
   if (result.status != RunStatus::ok) {
@@ -217,36 +228,47 @@ std::vector<BenchRecord> Bench::run(const Group& group) {
   }
   common.copy_gbps = result.copy_gbps;
 
-  const auto found = std::find(names.begin(), names.end(), options_.bench.baseline);
-  const BenchRun* baseline = found == names.end() ? nullptr : &result.runs[static_cast<size_t>(found - names.begin())];
-  if (baseline != nullptr && baseline->status != RunStatus::ok) baseline = nullptr;
+  struct Timed {
+    std::string name, digest;
+    const BenchRun* run;
+    bool is_peer;
+  };
+  std::vector<Timed> all;
+  for (size_t i = 0; i < names.size(); ++i)
+    all.push_back({names[i], runnable[i]->plugin_digest, &result.runs[i], /*is_peer=*/false});
+  for (size_t i = 0; i < peer_runs.size(); ++i) all.push_back({peers_.names()[i], "", &peer_runs[i], /*is_peer=*/true});
+  const auto is_baseline = [&](const Timed& one) { return one.name == options_.bench.baseline; };
+  const auto found = std::find_if(all.begin(), all.end(), is_baseline);
+  const Timed* baseline = found == all.end() || found->run->status != RunStatus::ok ? nullptr : &*found;
   const double ceiling_flops = 2.0 * 8192.0 * 8192.0 * 8192.0;
-  const auto add = [&](size_t i, const std::string& timing, std::vector<double> BenchRun::*samples,
+  const auto add = [&](const Timed& one, const std::string& timing, std::vector<double> BenchRun::*samples,
                        std::vector<double> BenchRank::*of_rank) {
-    const BenchRun& run = result.runs[i];
+    const BenchRun& run = *one.run;
     BenchRecord& record = records.emplace_back(common);
-    record.candidate = names[i];
-    record.kernels_digest = runnable[i]->plugin_digest;
+    record.candidate = one.name;
+    record.is_peer = one.is_peer;
+    record.kernels_digest = one.digest;
     record.status = run.status;
     record.message = run.message;
     if (run.status != RunStatus::ok) return;
     record.timing = timing;
     record.ms = summarize(run.*samples);
     record.repeats = (run.*samples).size();
-    record.peak_bytes += run.workspace_bytes;
+    record.peak_bytes = run.workspace_bytes + (one.is_peer ? 0 : common.peak_bytes);
     for (const BenchRank& rank : run.ranks)
       record.ranks.push_back({rank.device, summarize(rank.*of_rank).median, rank.workspace_bytes});
     if (cublas) record.cublas_tflops = ceiling_flops / summarize(*cublas.*samples).median / 1e9;
-    if (baseline == nullptr || baseline == &run) return;
-    record.baseline = options_.bench.baseline;
-    record.ratio = paired_ratio(run.*samples, baseline->*samples);
-    record.distinct = is_distinct(record.ms, summarize(baseline->*samples));
+    if (baseline == nullptr || baseline == &one) return;
+    const std::vector<double>& theirs = baseline->run->*samples;
+    record.baseline = baseline->name;
+    record.ratio = one.is_peer || baseline->is_peer ? summarize(theirs).median / record.ms.median
+                                                    : paired_ratio(run.*samples, theirs);
+    record.distinct = is_distinct(record.ms, summarize(theirs));
   };
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (plan_.burst || result.runs[i].status != RunStatus::ok)
-      add(i, "burst", &BenchRun::burst_ms, &BenchRank::burst_ms);
-    if (plan_.sustained && result.runs[i].status == RunStatus::ok)
-      add(i, "sustained", &BenchRun::sustained_ms, &BenchRank::sustained_ms);
+  for (const Timed& one : all) {
+    if (plan_.burst || one.run->status != RunStatus::ok) add(one, "burst", &BenchRun::burst_ms, &BenchRank::burst_ms);
+    if (plan_.sustained && one.run->status == RunStatus::ok)
+      add(one, "sustained", &BenchRun::sustained_ms, &BenchRank::sustained_ms);
   }
   return records;
 }
@@ -273,12 +295,15 @@ int bench_command(const Options& options) {
   const Selection selection = select_checks(options.run);
   size_t left_out = 0;
   const std::vector<Group> groups = group_by_case(selection, options, left_out);
-  const std::string& baseline = options.bench.baseline;
-  const auto is_baseline = [&](const Check& check) { return check.candidate.name == baseline; };
-  if (!baseline.empty() && std::none_of(selection.checks.begin(), selection.checks.end(), is_baseline)) {
+  const auto require_baseline = [&](const std::vector<std::string>& peers) {
+    const std::string& baseline = options.bench.baseline;
+    const auto is_baseline = [&](const Check& check) { return check.candidate.name == baseline; };
+    if (baseline.empty() || std::find(peers.begin(), peers.end(), baseline) != peers.end()) return;
+    if (std::any_of(selection.checks.begin(), selection.checks.end(), is_baseline)) return;
     throw InputError("--baseline", fmt::format("'{}' is not among the candidates that are timed", baseline),
                      "name it in --candidate too");
-  }
+  };
+  if (options.bench.peers.empty()) require_baseline({});
   if (options.run.list) {
     for (const Group& group : groups) {
       for (const ChosenCandidate& candidate : group.candidates) fmt::print("{}\n", check_name({group.c, candidate}));
@@ -310,9 +335,15 @@ int bench_command(const Options& options) {
   std::optional<Bench> bench;
   for (const Group& group : groups) {
     const std::string& device = group.candidates.front().device;
-    if (!bench || bench->device() != device) bench.emplace(options, contract, device, plugins_on(device, groups));
+    if (!bench || bench->device() != device) {
+      bench.emplace(options, contract, device, plugins_on(device, groups));
+      require_baseline(bench->peers());
+    }
     const std::vector<BenchRecord> records = bench->run(group);
-    for (const BenchRecord& record : records) verdicts.push_back(verdict_of(record.status));
+    for (const BenchRecord& record : records) {
+      // What a peer lacks is no gap of the candidates.
+      if (!record.is_peer || record.status != RunStatus::unsupported) verdicts.push_back(verdict_of(record.status));
+    }
     write(records);
     all.insert(all.end(), records.begin(), records.end());
   }

@@ -422,7 +422,14 @@ void add_bench_options(CLI::App& app, RunOptions& run, BenchOptions& bench) {
   app.add_option("--repeats", bench.repeats, "number of burst timings of each candidate")
       ->capture_default_str()
       ->group("Timing");
-  app.add_option("--baseline", bench.baseline, "candidate to compare the others with: its time is divided by theirs")
+  app.add_option("--baseline", bench.baseline,
+                 "candidate, or name of a peer, to compare the others with: its time is divided by theirs")
+      ->group("Timing");
+  app.add_option("--peer", bench.peers,
+                 "command that times implementations of its own, such as a framework's, just before and just after the "
+                 "candidates; may be given several times")
+      ->type_name("COMMAND")
+      ->allow_extra_args(false)
       ->group("Timing");
   add_random_cases_option(app, run,
                           "time N cases of each operator: sizes of a random model, some of them changed, and 1 to 8192 "

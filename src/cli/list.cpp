@@ -134,6 +134,9 @@ int show_command(const Options& options) {
     fmt::print("  ranks share: {} (--world-size, --shard-bounds); tensors are shown whole, a rank gets its part\n",
                op.parallel_dim);
   }
+  for (const std::string_view dim : dims_of(op))
+    if (const std::string_view usual = usual_size_of(dim); !usual.empty())
+      fmt::print("  size {} (default {})\n", dim, usual);
   for (const AttrSpec& attr : op.attrs)
     fmt::print("  attribute {} (default {}): {}\n", attr.name, attr.fallback, attr.meaning);
   for (const Pass& pass : op.passes) {

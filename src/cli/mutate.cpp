@@ -184,11 +184,6 @@ void print_survivors(const Tables& tables) {
   }
 }
 
-nlohmann::json number(double x) {
-  if (std::isfinite(x)) return x;
-  return std::isnan(x) ? "NaN" : "Infinity";
-}
-
 std::string to_json(const Tables& tables, const Score& score, const Contract& contract, int64_t seeds) {
   nlohmann::json passes = nlohmann::json::array();
   for (const auto& [pass, table] : tables) {
@@ -203,13 +198,13 @@ std::string to_json(const Tables& tables, const Score& score, const Contract& co
         if (row.cases > 0) {
           const WorstGate worst = row.weakest();
           fault["killed"] = row.dead();
-          fault["gate"] = worst.gate, fault["gate_output"] = worst.output, fault["ratio"] = number(worst.ratio);
+          fault["gate"] = worst.gate, fault["gate_output"] = worst.output, fault["ratio"] = json_number(worst.ratio);
         }
         faults.push_back(std::move(fault));
       }
     }
     for (const auto& [dtype, worst] : table.controls)
-      controls[std::string(info(dtype).name)] = {{"gate", worst.gate}, {"ratio", number(worst.ratio)}};
+      controls[std::string(info(dtype).name)] = {{"gate", worst.gate}, {"ratio", json_number(worst.ratio)}};
     passes.push_back({{"op", pass.first},
                       {"pass", pass.second},
                       {"faults", std::move(faults)},

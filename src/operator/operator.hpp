@@ -69,6 +69,9 @@ struct OutputSpec {
   Numerics numerics;
   std::string_view reduced;  ///< sums behind an element, "hidden vocab batch*seq"; the longest sets the bound's chain
   bool sampled = false;      ///< the gold computes only GoldArgs::rows(); if false, every row
+  /// Of a sampled output whose rows are cheap together only: leading dimensions, "batch kv_heads". Where a case has
+  /// more than two entries of them, all rows of two entries are chosen.
+  std::string_view sampled_whole = "";
 };
 
 struct AttrSpec {
@@ -103,6 +106,11 @@ struct RowSet {
   int64_t count(int64_t total) const { return all ? total : static_cast<int64_t>(chosen.size()); }
   int64_t at(int64_t i) const { return all ? i : chosen[static_cast<size_t>(i)]; }
   bool has(int64_t row) const { return all || std::binary_search(chosen.begin(), chosen.end(), row); }
+  /// Whether it has one of the rows [begin, end).
+  bool has_any(int64_t begin, int64_t end) const {
+    const auto first = std::lower_bound(chosen.begin(), chosen.end(), begin);
+    return all || (first != chosen.end() && *first < end);
+  }
 };
 
 /// Arguments of a gold function: the stored bytes that the candidate gets, decoded on demand.
@@ -117,8 +125,8 @@ struct GoldArgs {
 
   const Tensor& in(int index) const { return *inputs[static_cast<size_t>(index)]; }
   bool has(int index) const { return inputs[static_cast<size_t>(index)] != nullptr; }
-  /// The rows to compute of a `sampled` output. All per-row outputs of a pass share one set of rows; so do all other
-  /// outputs with the same first dimension.
+  /// The rows to compute of a `sampled` output. All per-row outputs of a pass whose rows have the same dimensions share
+  /// one set of rows; so do all other outputs with the same first dimension.
   const RowSet& rows(int output) const;
   /// Runs body(row) for each of rows(output), out of `total` rows, as parallel_for does.
   void for_rows(int output, int64_t total, const std::function<void(int64_t)>& body) const;

@@ -3,11 +3,13 @@
 #include "report/bench_record.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 namespace checkop {
 namespace {
@@ -26,7 +28,7 @@ std::string mib(double bytes) { return fmt::format("{:.4g} MiB", bytes / 1048576
 
 std::string title(const BenchRecord& record) {
   std::string text = fmt::format("{}/{}  {} ", record.c.op->name, record.pass(), info(record.c.dtype).name);
-  for (const std::string_view dim : dims_of(*record.c.op)) {
+  for (const std::string_view dim : dims_of(record.c)) {
     text += fmt::format(" {}={}", dim, record.c.dims.find(dim)->second);
   }
   return text;
@@ -84,7 +86,7 @@ std::vector<BenchRecord> training_steps(const std::vector<BenchRecord>& records)
 
 std::string to_json_line(const BenchRecord& r) {
   json dims = json::object();
-  for (const std::string_view dim : dims_of(*r.c.op)) dims[std::string(dim)] = r.c.dims.find(dim)->second;
+  for (const std::string_view dim : dims_of(r.c)) dims[std::string(dim)] = r.c.dims.find(dim)->second;
   json line{{"op", r.c.op->name},
             {"pass", r.pass()},
             {"candidate", r.candidate},
@@ -94,8 +96,9 @@ std::string to_json_line(const BenchRecord& r) {
             {"dims", dims},
             {"run", r.run},
             {"device", r.device},
-            {"kernels_digest", r.kernels_digest},
+            {"kernels_digest", r.is_peer ? json() : json(r.kernels_digest)},
             {"date", r.date}};
+  if (r.is_peer) line["is_peer"] = true;
   if (r.status != RunStatus::ok) {
     line["message"] = r.message;
     return line.dump(-1, ' ', false, json::error_handler_t::replace);
@@ -145,6 +148,11 @@ void print_bench(std::FILE* out, const std::vector<BenchRecord>& records) {
       fmt::print(out, "             {:<16} {}: {}\n", record.candidate, to_string(record.status), record.message);
     }
   }
+  std::set<std::string> peers;
+  for (const BenchRecord& record : records)
+    if (record.is_peer) peers.insert(record.candidate);
+  if (!peers.empty())
+    fmt::print(out, "             timed by --peer, whose results nobody judges: {}\n", fmt::join(peers, ", "));
   for (size_t i = 0; i < records.size(); ++i) {
     for (size_t j = i + 1; j < records.size(); ++j) {
       const BenchRecord &a = records[i], &b = records[j];

@@ -17,6 +17,7 @@ struct BenchRecord {
   Case c;
   bool is_step = false;   ///< a forward and a backward pass, as a training step needs them; `c` is that of the forward
   std::string candidate;  ///< several names, joined by commas, if none of them could be timed
+  bool is_peer = false;   ///< timed by a process of its own, in its own way; nobody judged what it computed
   RunStatus status = RunStatus::failed;
   std::string message;  ///< why the status is not ok
   // The members down to `ranks` are set only if the status is ok.
@@ -24,7 +25,7 @@ struct BenchRecord {
   Summary ms{};
   size_t repeats = 0;
   Cost cost;
-  double peak_bytes = 0;                ///< memory of the candidate's inputs, outputs and workspace
+  double peak_bytes = 0;                ///< memory of inputs, outputs and workspace; of a peer: what it says, or 0
   double copy_gbps = 0;                 ///< measured in the same process
   std::optional<double> cublas_tflops;  ///< matmul's candidate cublas, in the same process with the same kind of timing
   std::string baseline;                 ///< empty if there is none, or if the candidate is the baseline itself

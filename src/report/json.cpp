@@ -17,42 +17,39 @@ namespace {
 
 using Json = nlohmann::json;  // an ordered map: keys come out sorted
 
-/// JSON has no NaN and no infinities, so they become strings.
-Json number(double x) {
-  if (std::isnan(x)) return "NaN";
-  if (std::isinf(x)) return x > 0 ? "Infinity" : "-Infinity";
-  return x;
-}
-
 Json element(const std::optional<ElementReport>& e, const Shape& shape) {
   if (!e) return nullptr;
-  return {{"index", e->index},         {"coordinates", unravel(shape, e->index)},
-          {"got", number(e->got)},     {"gold", number(e->gold)},
-          {"error", number(e->error)}, {"bound", number(e->bound)},
-          {"ratio", number(e->ratio)}, {"gate", e->gate}};
+  return {{"index", e->index},
+          {"coordinates", unravel(shape, e->index)},
+          {"got", json_number(e->got)},
+          {"gold", json_number(e->gold)},
+          {"error", json_number(e->error)},
+          {"bound", json_number(e->bound)},
+          {"ratio", json_number(e->ratio)},
+          {"gate", e->gate}};
 }
 
 Json policy(const std::optional<PolicyMetrics>& m) {
   if (!m) return nullptr;
   return {{"tokens", m->tokens},
-          {"max_abs_dlogp", number(m->max_abs_dlogp)},
-          {"k3_mean", number(m->k3_mean)},
-          {"k3_max", number(m->k3_max)},
-          {"ratio_deviation", number(m->ratio_deviation)},
-          {"clip_flips", number(m->clip_flips)},
-          {"clip_eps", number(m->clip_eps)}};
+          {"max_abs_dlogp", json_number(m->max_abs_dlogp)},
+          {"k3_mean", json_number(m->k3_mean)},
+          {"k3_max", json_number(m->k3_max)},
+          {"ratio_deviation", json_number(m->ratio_deviation)},
+          {"clip_flips", json_number(m->clip_flips)},
+          {"clip_eps", json_number(m->clip_eps)}};
 }
 
 Json model(const std::optional<ModelComparison>& m, const Shape& shape) {
   if (!m) return nullptr;
   Json orders = Json::array(), first = nullptr;
   for (const OrderLikeness& likeness : m->orders)
-    orders.push_back({{"order", likeness.order}, {"equal", number(likeness.equal)}});
+    orders.push_back({{"order", likeness.order}, {"equal", json_number(likeness.equal)}});
   if (m->different > 0) {
     first = {{"index", m->first_index},
              {"coordinates", unravel(shape, m->first_index)},
-             {"got", number(m->got)},
-             {"model", number(m->model)},
+             {"got", json_number(m->got)},
+             {"model", json_number(m->model)},
              {"bits", {fmt::format("{:#x}", m->got_bits), fmt::format("{:#x}", m->model_bits)}}};
   }
   return {{"arch", m->arch},           {"order", m->order},           {"compared", m->compared},
@@ -63,16 +60,16 @@ Json model(const std::optional<ModelComparison>& m, const Shape& shape) {
 /// Of errors over their bounds.
 Json quantiles(const std::optional<ErrorQuantiles>& errors) {
   if (!errors) return nullptr;
-  return {{"p50", number(errors->median)},
-          {"p99", number(errors->p99)},
-          {"p99.9", number(errors->p999)},
-          {"max", number(errors->largest)}};
+  return {{"p50", json_number(errors->median)},
+          {"p99", json_number(errors->p99)},
+          {"p99.9", json_number(errors->p999)},
+          {"max", json_number(errors->largest)}};
 }
 
 /// The error that the computation must have made, over its own bound.
 Json computation(const Comparison& comparison) {
   if (!comparison.quantiles) return nullptr;
-  return {{"achieved", number(comparison.computed)}, {"headroom", number(comparison.computation_headroom())}};
+  return {{"achieved", json_number(comparison.computed)}, {"headroom", json_number(comparison.computation_headroom())}};
 }
 
 /// The histogram without leading and trailing empty bins.
@@ -105,10 +102,10 @@ Json output(const CaseRecord& record, size_t index) {
   Json gates = Json::array();
   for (const GateResult& gate : comparison.gates) {
     gates.push_back({{"metric", to_string(gate.metric)},
-                     {"limit", number(gate.limit)},
-                     {"achieved", number(gate.achieved)},
-                     {"headroom", number(gate.headroom)},
-                     {"passing_limit", number(gate.passing)},
+                     {"limit", json_number(gate.limit)},
+                     {"achieved", json_number(gate.achieved)},
+                     {"headroom", json_number(gate.headroom)},
+                     {"passing_limit", json_number(gate.passing)},
                      {"holds", gate.holds},
                      {"out_of_bound", gate.out_of_bound},
                      {"source", gate.source}});
@@ -118,10 +115,10 @@ Json output(const CaseRecord& record, size_t index) {
     identities.push_back({{"identity", identity.identity},
                           {"rows", identity.rows},
                           {"out_of_bound", identity.out_of_bound},
-                          {"achieved", number(identity.achieved)},
+                          {"achieved", json_number(identity.achieved)},
                           {"worst_row", identity.worst_row},
-                          {"value", number(identity.value)},
-                          {"bound", number(identity.bound)}});
+                          {"value", json_number(identity.value)},
+                          {"bound", json_number(identity.bound)}});
   }
   const auto classic = std::find_if(comparison.gates.begin(), comparison.gates.end(),
                                     [](const GateResult& g) { return g.metric == Metric::atol_rtol; });
@@ -137,16 +134,16 @@ Json output(const CaseRecord& record, size_t index) {
           {"shape", shape},
           {"candidate_dtype", info(dtype_of(record.c, spec)).name},
           {"gold_dtype", info(record.gold_file.empty() ? DType::f64 : record.gold_dtypes[index]).name},
-          {"atol", has_tolerance ? number(classic->atol) : Json(nullptr)},
-          {"rtol", has_tolerance ? number(classic->rtol) : Json(nullptr)},
-          {"max_abs_error", number(comparison.max_abs)},
-          {"mean_abs_error", number(comparison.mean_abs)},
-          {"mean_error", number(comparison.mean_error)},
+          {"atol", has_tolerance ? json_number(classic->atol) : Json(nullptr)},
+          {"rtol", has_tolerance ? json_number(classic->rtol) : Json(nullptr)},
+          {"max_abs_error", json_number(comparison.max_abs)},
+          {"mean_abs_error", json_number(comparison.mean_abs)},
+          {"mean_error", json_number(comparison.mean_error)},
           {"error_quantiles", quantiles(comparison.quantiles)},
           {"computation", computation(comparison)},
-          {"max_rel_error", number(comparison.max_rel)},
-          {"rel_floor", number(comparison.rel_floor)},
-          {"rel_l2", number(comparison.rel_l2)},
+          {"max_rel_error", json_number(comparison.max_rel)},
+          {"rel_floor", json_number(comparison.rel_floor)},
+          {"rel_l2", json_number(comparison.rel_l2)},
           {"max_ulp", comparison.max_ulp},
           {"count", comparison.count},
           {"out_of_bound", comparison.out_of_bound},
@@ -207,7 +204,7 @@ Json checks(const CaseRecord& record) {
 
 Json attributes(const Case& c) {
   Json map = Json::object();
-  for (size_t i = 0; i < c.attrs.size(); ++i) map[std::string(c.op->attrs[i].name)] = number(c.attrs[i]);
+  for (size_t i = 0; i < c.attrs.size(); ++i) map[std::string(c.op->attrs[i].name)] = json_number(c.attrs[i]);
   return map;
 }
 

@@ -56,7 +56,7 @@ bool has_generated_inputs(const CaseRecord& record) {
 std::string title(const CaseRecord& record) {
   const Case& c = record.c;
   std::string text = fmt::format("{}/{}  {}  {} ", c.op->name, c.pass->name, record.candidate, info(c.dtype).name);
-  for (const std::string_view dim : dims_of(*c.op)) text += fmt::format(" {}={}", dim, c.dims.find(dim)->second);
+  for (const std::string_view dim : dims_of(c)) text += fmt::format(" {}={}", dim, c.dims.find(dim)->second);
   if (!c.part_bounds.empty()) text += fmt::format(" shard_bounds={}", fmt::join(c.part_bounds, ","));
   for (const std::string& optional : c.optionals) text += " +" + optional;
   if (c.input_mode != InputMode::random) text += fmt::format(" {}", to_string(c.input_mode));

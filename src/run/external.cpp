@@ -35,11 +35,6 @@ constexpr int kProtocol = 2;
 /// Alignment of candidates' buffers in all contexts but those of the alignment axis.
 constexpr uintptr_t kAlignment = 256;
 
-std::string one_line(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
-
-/// JSON has no infinity and no NaN, so these become strings.
-json number(double value) { return std::isfinite(value) ? json(value) : json(fmt::format("{}", value)); }
-
 /// The device that the process names; without one, the CPU.
 DeviceInfo read_device(const JsonValue& answer) {
   DeviceInfo device;
@@ -430,7 +425,7 @@ std::string External::ask(const json& request, const std::string& key, int64_t v
     };
     return answer.is_object() && (has_other("id") || has_other("arena"));
   };
-  std::string line = process_->request(one_line(request), descriptors);
+  std::string line = process_->request(json_line(request), descriptors);
   while (outlives_us_ && is_late(line)) line = process_->next_line();
   return line;
 }
@@ -461,7 +456,7 @@ std::string External::share(int64_t id) {
     }
     return answer.at("message").string();
   } catch (const InputError& e) {
-    process_->give_up(fmt::format("{}: '{}'", e.what(), one_line(answer.raw()).substr(0, 200)));
+    process_->give_up(fmt::format("{}: '{}'", e.what(), json_line(answer.raw()).substr(0, 200)));
   }
 }
 
@@ -528,7 +523,7 @@ checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
   const int64_t id = ++requests_;
   json attrs = json::object(), changed = json::array();
   for (int32_t i = 0; i < call.n_attrs; ++i) {
-    attrs[call.attrs[i].name] = number(call.attrs[i].value);
+    attrs[call.attrs[i].name] = json_number(call.attrs[i].value);
     if (call.attrs[i].value != kernel.op->attrs[static_cast<size_t>(i)].fallback) changed.push_back(call.attrs[i].name);
   }
   json request{{"id", id},
@@ -564,7 +559,7 @@ checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
           returned_.insert(name.one_of("output", names_of_outputs(*kernel.pass)));
       }
     } catch (const InputError& e) {
-      process_->give_up(fmt::format("{}: '{}'", e.what(), one_line(answer.raw()).substr(0, 200)));
+      process_->give_up(fmt::format("{}: '{}'", e.what(), json_line(answer.raw()).substr(0, 200)));
     }
     if (status == "ok" && !shared_) {
       if (const std::string wrong = take_outputs(files.outputs, *kernel.pass, call); !wrong.empty()) {

@@ -198,10 +198,11 @@ Case case_of_inputs(const SafetensorsReader& file, const Operator& op, const Pas
     if (spec.optional) c.optionals.insert(name);
   }
   for (const std::string_view dim : dims_of(op)) {
-    if (c.dims.contains(dim)) continue;
+    if (c.dims.contains(dim) || !usual_size_of(dim).empty()) continue;
     throw InputError(file.path(), fmt::format("no input of {}/{} tells the size {}", op.name, pass.name, dim),
                      "name each tensor with --input, and give the sizes with flags");
   }
+  drop_usual_sizes(c);
   validate(c);
   return c;
 }

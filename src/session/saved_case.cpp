@@ -75,7 +75,7 @@ std::optional<int64_t> summand(std::string_view extent) {
 void read_sizes(const std::string& path, const std::string& text, Case& c) {
   const JsonValue sizes = JsonValue::parse(text, path + ": sizes");
   for (const std::string_view dim : dims_of(*c.op)) {
-    if (c.dims.contains(dim) || dim == kWorldSize) continue;
+    if (c.dims.contains(dim) || dim == kWorldSize || !usual_size_of(dim).empty()) continue;
     const auto size = sizes.find(dim);
     if (!size)
       throw InputError(path, fmt::format("neither a tensor nor 'sizes' in its metadata tells {}", dim),
@@ -255,6 +255,7 @@ SavedCase load_case(const std::string& path) {
   for (const TensorSpec& spec : c.pass->inputs) saved.inputs.push_back(take(path, file, "input", spec, c));
   for (const OutputSpec& spec : c.pass->outputs) saved.outputs.push_back(take(path, file, "output", spec.tensor, c));
   read_sizes(path, optional_meta("sizes", "{}"), c);
+  drop_usual_sizes(c);
   for (size_t i = 0; i < saved.inputs.size(); ++i) {
     require_type_and_shape(path, c, c.pass->inputs[i], saved.inputs[i]);
   }

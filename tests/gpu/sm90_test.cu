@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "on_sm90.hpp"
 #include "sm90/select.cuh"
 
 namespace checkop::kernels {
@@ -122,15 +123,7 @@ std::string text(const Shape& at, Along along, Values values) {
 constexpr Along kAlongs[] = {Along::k_rows, Along::k_k, Along::rows_rows};
 constexpr Values kAllValues[] = {Values::normal, Values::spread, Values::not_finite, Values::zeros, Values::tiny};
 
-class Sm90 : public testing::Test {
- protected:
-  void SetUp() override {
-    int major = 0, minor = 0;
-    ASSERT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
-    ASSERT_EQ(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0), cudaSuccess);
-    if (major != 9 || minor != 0) GTEST_SKIP() << "wgmma exists on sm_90 alone";
-  }
-};
+using Sm90 = OnSm90;
 
 /// Expects this configuration, for products of at most `max_rows` rows, to have the bits of mma.sync and to write
 /// nothing else.

@@ -120,5 +120,21 @@ TEST(BadInput, LogitsWhoseChoiceRoundingDecides) {
             "choice does not depend on rounding");
 }
 
+TEST(BadInput, LogitsOfWhichRoundingDecidesThatTheyStay) {
+  Case c = gold_case("logp", "forward", DType::f32, {{"batch", 1}, {"seq", 1}, {"vocab", 2}});
+  const auto set = [&](std::string_view name, double value) {
+    for (size_t i = 0; i < c.attrs.size(); ++i)
+      if (c.op->attrs[i].name == name) c.attrs[i] = value;
+  };
+  set("top_p", 0.5);
+  EXPECT_EQ(complaint(c, "logits", {3, 3}),
+            "input 'logits': row 0: rounding in fp32 decides whether column 0 stays; give another top_k or top_p, or "
+            "data whose choice does not depend on rounding");
+  set("top_p", 1), set("top_k", 1), set("temperature", 0.7);
+  EXPECT_EQ(complaint(c, "logits", {1, std::nextafter(1.0F, 2.0F)}),
+            "input 'logits': row 0: rounding in fp32 decides whether column 0 stays; give another top_k or top_p, or "
+            "data whose choice does not depend on rounding");
+}
+
 }  // namespace
 }  // namespace checkop::bad_input_test

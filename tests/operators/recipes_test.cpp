@@ -178,6 +178,31 @@ TEST_P(Recipes, OtherOutputsHaveTheSameGold) {
 
 INSTANTIATE_TEST_SUITE_P(OfEveryPass, Recipes, testing::ValuesIn(subjects()), name_of);
 
+/// dlogits of logp with the recipe transform_in_16_bit less those without it: the largest difference.
+double effect_of_transform(double top_k, double top_p) {
+  Case c = gold_case("logp", "backward", DType::bf16, {{"batch", 2}, {"seq", 4}, {"vocab", 65}});
+  c.attrs = {-100, 0.7, 4, top_k, top_p, 1};
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  std::array<std::vector<double>, 2> golds;
+  for (const bool rounds : {false, true}) {
+    const auto collect = [&](const GoldRows& rows) {
+      golds[rounds ? 1 : 0].insert(golds[rounds ? 1 : 0].end(), rows.value, rows.value + rows.n_rows * rows.columns);
+    };
+    std::vector<std::string_view> names;
+    if (rounds) names.push_back("transform_in_16_bit");
+    run_gold(c, inputs, 1, collect, {}, ActiveRecipes(names, c.dtype, 0x1p-24, {{1e-6, 6}}));
+  }
+  double most = 0;
+  for (size_t i = 0; i < golds[0].size(); ++i) most = std::max(most, std::abs(golds[0][i] - golds[1][i]));
+  return most;
+}
+
+TEST(TransformIn16Bit, ChangesNothingWhereSomeLogitsAreLeftOut) {
+  EXPECT_GT(effect_of_transform(0, 1), 1e-4);
+  EXPECT_EQ(effect_of_transform(20, 1), 0);
+  EXPECT_EQ(effect_of_transform(0, 0.8), 0);
+}
+
 // Seen on an H200: cuBLAS rounds to nearest, ties to even.
 TEST(Tf32, RoundsToElevenBitsAndTiesToEven) {
   EXPECT_EQ(ActiveRecipes::round_to_tf32(1 + 0x1p-11), 1);

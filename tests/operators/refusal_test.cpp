@@ -353,9 +353,11 @@ TEST(Refusal, MessagesOfAttention) {
        "6 query heads: not a multiple of 5 key heads"},
       {"kv_cache_attention", kForward,
        [](SpoiltCall& c) {
-         Shape shorter = c.shapes[c.index_of("k_new")];
-         --shorter[2];
-         c.set_shape("k_new", shorter), c.set_shape("v_new", shorter);
+         for (const char* name : {"k_new", "v_new"}) {
+           Shape shorter = c.shapes[c.index_of(name)];
+           --shorter[2];
+           c.set_shape(name, shorter);
+         }
        },
        "2 new keys for 3 queries: the causal mask needs one new key per query"},
       {"varlen_attention", kForward, [](SpoiltCall& c) { c.reshape("q", 4, 6); }, "q: expected rank 3"},

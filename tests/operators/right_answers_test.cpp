@@ -68,7 +68,7 @@ TEST(RightAnswers, Fp16GradientsBelowTheNormalNumbers) {
   c.pass = find_pass(*c.op, "backward");
   c.dtype = DType::f16;
   c.dims = {{"batch", 1}, {"seq", 64}, {"vocab", 1021}};
-  c.attrs = {-100, 1, 0};
+  c.attrs = {-100, 1, 0, 0, 1, 0};
   std::vector<Tensor> inputs = make_inputs(c, 1);
   Tensor& upstream = input(c, inputs, "grad_logp");
   for (int64_t i = 0; i < upstream.count(); ++i) upstream.set(i, 1e-5 * static_cast<double>(i));

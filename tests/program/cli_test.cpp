@@ -203,6 +203,7 @@ TEST(Cli, ListShowAndSelectionWork) {
   expect_exit(run_program("list"), 0, "qwen3-8b        hidden 4096  inter 12288  q_heads 32  kv_heads 8  head_dim 128");
   expect_exit(run_program("show linear_logp"), 0, "lm_head_weight");
   expect_exit(run_program("show matmul"), 0, "k_dim = hidden, n_dim = q_heads*head_dim+2*kv_heads*head_dim");
+  expect_exit(run_program("show attention"), 0, "size v_dim (default head_dim)");
   expect_exit(run_program(kTiny + "--candidate native --list"), 0, "logp/forward/native/logp-fp32-1x2x17  160 B\n");
   expect_exit(run_program("--op all --preset stress-v262k --device cpu --candidate native --list"), 0,
               "logp/forward/native/logp-fp32-2x16x262144  ");

@@ -24,12 +24,13 @@ Commands  In blocks fenced as ```bash every line that runs check_operator is che
             mpirun ... check_operator, srun ... check_operator: flags only.
           Commands of a page run in the order of the page in one temporary folder, which looks like the repository and
           where build/cpu is the program's own folder.
-          What needs torch is not run where Python has none: `import`, --torch-op, and files that import it.
+          What needs torch is not run where Python has none: `import`, --torch-op, --peer, and files that import it.
 Output    A block fenced as ```text title="output" is a part of what the command before it prints.
 Files     A block fenced as ```LANGUAGE title="NAME", of another name, is written to NAME in that folder before the page's
           commands run.
 Mutants   Names in backticks in the last column of a table, if it is headed "mutants", are faults that `mutate` plants.
 Recipes   The table between the comments of RECIPES in docs/recipes.md is what `show` says of every operator.
+Contract  Where contracts/default.json is shown with a hash, it is that of the file.
 """
 import glob
 import importlib.util
@@ -47,6 +48,7 @@ SECONDS_PER_COMMAND = 60
 # Files that pages may name although a checkout lacks them, because a script creates them. None at present.
 GENERATED = ()
 HAS_TORCH = importlib.util.find_spec("torch") is not None
+NEED_TORCH = {"--torch-op", "--peer"}
 LAUNCHERS = ("mpirun", "srun")
 RECIPES = ("<!-- recipes: written by tests/program/docs_test.py --write -->\n", "<!-- end of recipes -->")
 NEEDS_NO_DEVICE = ("mutate", "contract explain", "contract lint", "contract diff", "report", "report diff", "report merge",
@@ -246,14 +248,15 @@ class Program:
         unknown = [word for word in words if word.startswith("--") and word.partition("=")[0] not in self.flags(subcommand)]
         if unknown:
             return f"unknown flag {unknown[0]}"
-        if command.launched or not command.is_run or (not HAS_TORCH and (subcommand == "import" or "--torch-op" in words)):
+        if command.launched or not command.is_run or (not HAS_TORCH and (subcommand == "import" or NEED_TORCH & set(words))):
             return ""
         on_cpu = value_of(words, "--device") == "cpu" or subcommand in NEEDS_NO_DEVICE
         if words[0] == "build/cuda/check_operator" or not on_cpu:
             if subcommand not in ("", "run") or "--inputs" in words or "--replay" in words:
                 return ""
             words = self.as_list(words)
-        code, text = self.run([self.program, *words[1:]], command.environment)
+        installed = self.package if words[0] == "check_operator" else {}  # as pip does, beside the package
+        code, text = self.run([self.program, *words[1:]], {**installed, **command.environment})
         if code != command.exit_code:
             return f"exits {code}, not {command.exit_code}:\n{text[-1500:]}"
         return "" if command.output in text else f"prints otherwise than the block below it:\n{text[-1500:]}"
@@ -343,6 +346,18 @@ def check_recipes(program, pages):
             yield f"{path}: the table of recipes is not what `show` says; run docs_test.py --write"
 
 
+def check_contract(program, root, pages):
+    """Quoted outputs name the default contract with its hash."""
+    shown = re.compile(r"contracts/default\.json \(([0-9a-f]{16})\)")
+    command = [program, "--op", "silu", "--candidate", "native", "--device", "cpu", "--batch", "1", "--seq", "1", "--hidden", "1"]
+    text = subprocess.run(command, cwd=root, text=True, stdout=subprocess.PIPE, check=True).stdout
+    known = shown.search(text)[1]
+    for path, text in pages.items():
+        for match in shown.finditer(text):
+            if match[1] != known:
+                yield f"{path}:{line_of(text, match.start())}: contracts/default.json has the hash {known}, not {match[1]}"
+
+
 def write_recipes(program, root):
     path = os.path.join(root, "docs", "recipes.md")
     with open(path, encoding="utf-8") as file:
@@ -358,6 +373,7 @@ def findings(program, root, pages):
     yield from check_sources(root, pages)
     yield from check_mutants(root, pages)
     yield from check_recipes(program, pages)
+    yield from check_contract(program, root, pages)
     yield from check_commands(program, root, pages)
 
 
@@ -376,6 +392,7 @@ FAULTS = (
     ("other output", "```bash\ncheck_operator --op silu --device cpu --list\n```\n```text title=\"output\"\nno such line\n```\n",
      "prints otherwise"),
     ("other table of recipes", RECIPES[0] + "| none |\n" + RECIPES[1] + "\n", "is not what `show` says"),
+    ("other hash", "contract contracts/default.json (0123456789abcdef); device\n", "has the hash"),
     ("unknown flag under MPI", "```bash\nmpirun -np 2 check_operator --world 2\n```\n", "unknown flag --world"),
 )
 # The same, in docs/architecture.md.

@@ -127,6 +127,26 @@ TEST(Case, FlagsHaveIgnoredEveryWhereSequencesArePacked) {
   EXPECT_NE(case_name(c).find("~ignored0"), std::string::npos) << case_name(c);
 }
 
+TEST(Case, ValuesHaveTheSizeOfKeysUnlessVDimIsGiven) {
+  Case c = gold_case("attention", "forward", DType::f32,
+                     {{"batch", 1}, {"q_heads", 4}, {"kv_heads", 2}, {"q_seq", 3}, {"kv_seq", 5}, {"head_dim", 8}});
+  const TensorSpec &v = c.pass->inputs[2], &o = c.pass->outputs[0].tensor;
+  EXPECT_EQ(shape_of(c, v), (Shape{1, 2, 5, 8}));
+  EXPECT_EQ(case_name(c), "attention-fp32-1x4x3x8x2x5");
+  EXPECT_EQ(case_flags(c).find("--v-dim"), std::string::npos) << case_flags(c);
+  c.dims["v_dim"] = 6;
+  drop_usual_sizes(c);
+  EXPECT_EQ(shape_of(c, v), (Shape{1, 2, 5, 6}));
+  EXPECT_EQ(shape_of(c, o), (Shape{1, 4, 3, 6}));
+  EXPECT_EQ(case_name(c), "attention-fp32-1x4x3x8x2x5x6");
+  EXPECT_NE(case_flags(c).find("--v-dim 6"), std::string::npos) << case_flags(c);
+  c.dims["v_dim"] = 0;
+  EXPECT_NE(error_of(c).find("--v-dim: expected an integer >= 1, got 0"), std::string::npos);
+  c.dims["v_dim"] = 8;
+  drop_usual_sizes(c);
+  EXPECT_EQ(case_name(c), "attention-fp32-1x4x3x8x2x5") << "one name for the same sizes";
+}
+
 TEST(Case, SliceKeepsEverythingButTheRows) {
   const Case slice = slice_rows(small(), 2, 5);
   EXPECT_EQ(slice.dims.at("batch"), 1);

@@ -103,6 +103,12 @@ TEST_F(Presets, RopeTakesHeadsHeadSizeAndTheta) {
 TEST_F(Presets, DimensionsNamedLikeFieldsNeedNoMapping) {
   EXPECT_EQ(shipped_sizes("attention", {"gpt-oss-20b"}).front().dims,
             (std::map<std::string, int64_t, std::less<>>{{"q_heads", 64}, {"kv_heads", 8}, {"head_dim", 64}}));
+  for (const char* op : {"attention", "varlen_attention"}) {
+    const auto latent = shipped_sizes(op, {"deepseek-v3"});
+    ASSERT_EQ(latent.size(), 1u) << op;
+    EXPECT_EQ(latent.front().dims, (std::map<std::string, int64_t, std::less<>>{
+                                       {"q_heads", 128}, {"kv_heads", 128}, {"head_dim", 192}, {"v_dim", 128}}));
+  }
   EXPECT_EQ(shipped_sizes("logp", {"stress-v262k"}).front().dims,
             (std::map<std::string, int64_t, std::less<>>{{"vocab", 262144}}));
   EXPECT_TRUE(shipped_sizes("grpo_loss", {"qwen3-8b"}).front().attrs.empty()) << "its eps is not the norm's";
@@ -121,11 +127,12 @@ TEST_F(Presets, WhatPresetsHaveInCommonIsThereOnce) {
 }
 
 TEST_F(Presets, AModelThatLacksAFieldIsLeftOutUnlessRequired) {
-  const Operator& attention = *find_operator("attention");
+  const Operator& attention = *find_operator("kv_cache_attention");
   const auto deepseek = parse_presets("", {"deepseek-v3"});
   EXPECT_TRUE(sizes_of("--preset", attention, deepseek, shipped_mappings(attention), false).empty());
   EXPECT_EQ(error_of([&] { sizes_of("--preset", attention, deepseek, shipped_mappings(attention), true); }),
-            "--preset: deepseek-v3 lacks fields that the sizes of attention need; choose another preset, or leave the "
+            "--preset: deepseek-v3 lacks fields that the sizes of kv_cache_attention need; choose another preset, or "
+            "leave the "
             "operator out");
 }
 

@@ -82,6 +82,13 @@ TEST(RandomCases, SizesThatAreGivenStay) {
   EXPECT_GT(seq.size(), 10u);
 }
 
+TEST(RandomCases, ValuesOftenHaveTheSizeOfKeysAndOftenNot) {
+  int64_t given = 0, usual = 0;
+  for (const Case& c : drawn(all_of(*find_operator("attention")), 100, 1)) ++(c.dims.contains("v_dim") ? given : usual);
+  EXPECT_GT(given, 20);
+  EXPECT_GT(usual, 20);
+}
+
 TEST(RandomCases, WhatNoDrawCanMendIsAnError) {
   Sweep sweep = all_of(*find_operator("logp"));
   sweep.dims = {{"vocab", {kMostSpanned + 1}}};

@@ -2,7 +2,12 @@
 // Which rows are sampled, and that a gold of some rows equals the gold of all rows there.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <map>
+#include <mutex>
+#include <utility>
 
 #include "case/inputs.hpp"
 #include "case/sampling.hpp"
@@ -121,6 +126,70 @@ TEST(Sampling, SampledGoldIsTheGoldOfThoseRows) {
       if (sets[i].all) continue;
       std::sort(given[i].begin(), given[i].end());
       EXPECT_EQ(given[i], sets[i].chosen) << case_name(c) << " " << all[i].name;
+    }
+  }
+}
+
+/// value, magnitude, rounding, spread and deviation of an element, by output and number.
+using Elements = std::map<std::pair<int, int64_t>, std::array<double, 5>>;
+
+Elements elements_of(const Case& c, const std::vector<Tensor>& inputs, unsigned threads,
+                     const std::vector<RowSet>& rows, const ActiveRecipes& recipes) {
+  Elements elements;
+  std::mutex mutex;
+  run_gold(
+      c, inputs, threads,
+      [&](const GoldRows& block) {
+        const std::lock_guard lock(mutex);
+        for (int64_t i = 0; i < block.n_rows * block.columns; ++i) {
+          const auto of = [&](const double* array) { return array == nullptr ? 0 : array[i]; };
+          const std::pair place{block.output, block.first_row * block.columns + i};
+          EXPECT_TRUE(elements
+                          .try_emplace(place, std::array{of(block.value), of(block.magnitude), of(block.rounding),
+                                                         of(block.spread), of(block.deviation)})
+                          .second);
+        }
+      },
+      rows, recipes);
+  return elements;
+}
+
+TEST(Sampling, AttentionGivesWholeHeadsOfKeys) {
+  const Dims sizes{{"batch", 2},   {"q_heads", 6},  {"kv_heads", 3}, {"q_seq", 37},
+                   {"kv_seq", 41}, {"head_dim", 5}, {"v_dim", 7}};
+  const std::vector<ActiveRecipes::Numbers> numbers(4, {1, 6});
+  for (const Case& c : {gold_case("attention", "forward", DType::bf16, sizes, {"lse", "key_padding_mask"}),
+                        gold_case("attention", "backward", DType::bf16, sizes, {"key_padding_mask", "o", "lse"})}) {
+    const auto inputs = make_inputs(c, 1);
+    const auto sets = sample_rows(c, inputs, 7);
+    EXPECT_EQ(sets[0].count(0), 7);
+    const bool is_forward = c.pass->name == "forward";
+    EXPECT_EQ(sets[1].count(0), is_forward ? 2 : 2 * 41);
+    EXPECT_TRUE(sets[1].has(is_forward ? 11 : 6 * 41 - 1));
+    if (!is_forward) {
+      EXPECT_EQ(sets[1].chosen, sets[2].chosen);
+      EXPECT_EQ(sets[1].chosen.front() % 41, 0);
+    }
+    std::vector<std::string_view> recipes;
+    for (const Recipe& recipe : c.pass->recipes) {
+      if (recipe.excludes.empty()) recipes.push_back(recipe.name);
+    }
+    for (const ActiveRecipes& active : {ActiveRecipes(), ActiveRecipes(recipes, DType::bf16, 0x1p-24, numbers)}) {
+      const Elements all = elements_of(c, inputs, 1, {}, active), some = elements_of(c, inputs, 3, sets, active);
+      size_t n_expected = 0;
+      for (size_t i = 0; i < sets.size(); ++i) {
+        const TensorSpec& spec = c.pass->outputs[i].tensor;
+        if (!is_present(c, spec)) continue;
+        n_expected += static_cast<size_t>(sets[i].count(0) * judged_view(*c.op, spec, shape_of(c, spec)).columns);
+      }
+      EXPECT_EQ(some.size(), n_expected);
+      for (const auto& [place, element] : some) {
+        for (size_t k = 0; k < element.size(); ++k) {
+          const double expected = all.at(place)[k];
+          if (element[k] == expected) continue;  // both may be infinite
+          ASSERT_NEAR(element[k], expected, 1e-12 * (1 + std::abs(expected))) << case_name(c) << " " << k;
+        }
+      }
     }
   }
 }

@@ -80,6 +80,21 @@ TEST(Sweep, WhatIsGivenWinsOverPresetsAndTheseOverDefaults) {
   EXPECT_EQ(case_name(cases[1]), "rms_norm-fp32-2x16x4+eps=0.001");
 }
 
+TEST(Sweep, ValuesHaveTheSizeOfKeysUnlessVDimIsGiven) {
+  Sweep sweep = forward_sweep("attention");
+  sweep.dims["head_dim"] = {4, 8};
+  std::vector<Case> cases;
+  expand(sweep, cases);
+  ASSERT_EQ(cases.size(), 2u);
+  for (const Case& c : cases) EXPECT_FALSE(c.dims.contains("v_dim"));
+  sweep.dims["v_dim"] = {4};
+  cases.clear();
+  expand(sweep, cases);
+  ASSERT_EQ(cases.size(), 2u);
+  EXPECT_FALSE(cases[0].dims.contains("v_dim"));
+  EXPECT_EQ(cases[1].dims.at("v_dim"), 4);
+}
+
 TEST(Sweep, TooManyCasesAreRefusedBeforeAnyIsMade) {
   Sweep sweep = forward_sweep("attention");
   for (const char* dim : {"batch", "q_seq", "kv_seq", "head_dim"}) sweep.dims[dim] = parse_sizes("", "1:100000");

@@ -72,6 +72,13 @@ TEST(Replay, SavedTensorsThatFitAreJudged) {
   expect_exit(Saved("grpo_loss", "forward", kGrpo, {"group_boundaries"}).replay(), 1, "[  FAILED  ]");
 }
 
+TEST(Replay, TheSizeOfValuesIsThatOfTheirTensor) {
+  Dims wide = kAttention;
+  wide["v_dim"] = 6;
+  expect_exit(Saved("attention", "forward", wide).replay(), 1, "kv_seq=5 v_dim=6 seed=");
+  expect_exit(Saved("attention", "forward", kAttention).replay(), 1, "kv_seq=5 seed=");
+}
+
 TEST(Replay, IdsOutsideTheVocabularyAreNamed) {
   for (const double id : {17.0, -1.0, -101.0}) {
     Saved logp("logp", "backward", kLogp), linear("linear_logp", "forward", kLinear, {"bias"});
