@@ -19,7 +19,7 @@ constexpr TensorSpec kQ{"q", kQueries, Fill::query}, kK{"k", kKeys, Fill::key}, 
 constexpr TensorSpec kQBounds{"cu_seqlens_q", "seqs+1", Fill::positions, "", DType::i32};
 constexpr TensorSpec kKBounds{"cu_seqlens_k", "seqs+1", Fill::positions, "", DType::i32, /*optional=*/true};
 constexpr std::string_view kRows = "tokens_q q_heads";
-enum Input : int { kOfQ, kOfK, kOfV, kOfQBounds, kOfKBounds, kOfSinks, kOfGradO, kOfGradLse };
+enum Input : int { kOfQ, kOfK, kOfV, kOfQBounds, kOfKBounds, kOfSinks, kOfGradO, kOfSavedO, kOfSavedLse, kOfGradLse };
 enum Output : int { kDq, kDk, kDv, kOfDSinks };
 constexpr int kOfLse = 1;  // output of the forward pass
 
@@ -35,6 +35,8 @@ constexpr std::array kBackwardIn{kQ,
                                  kKBounds,
                                  kSinks,
                                  TensorSpec{"grad_o", kOutputs, Fill::upstream},
+                                 TensorSpec{"o", kOutputs, Fill::saved, "", {}, /*optional=*/true},
+                                 TensorSpec{"lse", kRows, Fill::saved, "", DType::f32, /*optional=*/true},
                                  TensorSpec{"grad_lse", kRows, Fill::upstream, "", DType::f32, /*optional=*/true}};
 constexpr std::array kBackwardOut{
     OutputSpec{{"dq", kQueries}, Numerics::contraction, "head_dim v_dim tokens_k"},
@@ -96,7 +98,8 @@ void forward(const GoldArgs& args) {
 }
 
 /// Gold of varlen_attention's gradients: those of every sequence by itself, 0 behind the last one.
-///   in:  as forward, then grad_o[tokens_q, q_heads, v_dim], optional grad_lse[tokens_q, q_heads]
+///   in:  as forward, then grad_o[tokens_q, q_heads, v_dim], optional o[tokens_q, q_heads, v_dim] and
+///        lse[tokens_q, q_heads], which a forward pass saved, and grad_lse[tokens_q, q_heads]
 ///   out: dq, dk, dv, shaped as q, k and v; with sinks dsinks, summed over the sequences
 void backward(const GoldArgs& args) {
   const Packs packs(args);
@@ -105,17 +108,14 @@ void backward(const GoldArgs& args) {
   for_sequences(args, packs.queries, packs.keys, [&](const SequenceBatch& sequences, unsigned threads) {
     const Batch batch(args, packs, sequences);
     const Tensor grad = as_batch(args.in(kOfGradO), packs.queries, sequences);
-    Tensor grad_lse;
-    if (args.has(kOfGradLse)) grad_lse = as_batch(args.in(kOfGradLse), packs.queries, sequences);
-    const std::array<const Tensor*, 9> inputs{&batch.q,
-                                              &batch.k,
-                                              &batch.v,
-                                              nullptr,
-                                              args.inputs[kOfSinks],
-                                              &grad,
-                                              nullptr,
-                                              nullptr,
-                                              args.has(kOfGradLse) ? &grad_lse : nullptr};
+    std::array<Tensor, 3> optionals;  // o, lse and the gradient of lse
+    std::array<const Tensor*, 9> inputs{&batch.q, &batch.k, &batch.v, nullptr, args.inputs[kOfSinks], &grad};
+    for (size_t i = 0; i < optionals.size(); ++i) {
+      const int from = kOfSavedO + static_cast<int>(i);
+      if (!args.has(from)) continue;
+      optionals[i] = as_batch(args.in(from), packs.queries, sequences);
+      inputs[inputs.size() - optionals.size() + i] = &optionals[i];
+    }
     const auto emit = [&](const GoldRows& rows) {
       if (rows.output == kOfDSinks) return dsinks.take(sequences.front(), rows);
       const bool of_q = rows.output == kDq;
@@ -149,8 +149,8 @@ Work work(const GoldArgs& args) {
   const int64_t queries_end = packs.queries.back(), keys_end = packs.keys.back();
   double unread =
       rest_bytes(q, queries_end) + rest_bytes(args.in(kOfK), keys_end) + rest_bytes(args.in(kOfV), keys_end);
-  for (const int gradient : {kOfGradO, kOfGradLse})
-    if (products == kBackwardProducts && args.has(gradient)) unread += rest_bytes(args.in(gradient), queries_end);
+  for (const int of_queries : {kOfGradO, kOfSavedO, kOfSavedLse, kOfGradLse})
+    if (products == kBackwardProducts && args.has(of_queries)) unread += rest_bytes(args.in(of_queries), queries_end);
   return {products.operations(q.shape[2], args.in(kOfV).shape[2]) * static_cast<double>(q.shape[1]) *
               kept_pairs(packs.queries, packs.keys, AttentionAttrs(args.attrs)),
           unread};

@@ -298,8 +298,9 @@ run_products() {
     bench "${attention[@]}" "${beside[@]}" --pass forward
     bench "${attention[@]}" "${beside[@]}" --pass backward --with lse+o
   done
-  local -r packed=(cuda-sm90 200 --q-heads 32 --kv-heads 8 --head-dim 128 --contract contracts/framework.json --pass forward)
-  bench varlen_attention "${packed[@]}" --tokens-q 16384 --tokens-k 16384 --seqs 4
+  local -r packed=(cuda-sm90 200 --q-heads 32 --kv-heads 8 --head-dim 128 --contract contracts/framework.json)
+  bench varlen_attention "${packed[@]}" --tokens-q 16384 --tokens-k 16384 --seqs 4 --pass forward
+  bench varlen_attention "${packed[@]}" --tokens-q 16384 --tokens-k 16384 --seqs 4 --pass backward --with lse+o
   # Decoding: at most 8192 keys in each of 64 sequences.
   bench paged_attention "${packed[@]}" --tokens-q 64 --seqs 64 --pages 32768 --page-size 16 --max-pages 512
 }

@@ -41,9 +41,7 @@ namespace hopper = attention::hopper;
 constexpr PartNames kParts[] = {{"k", "v", "dk", "dv"}};
 using In = BehindMask<1>;
 
-/// Three warpgroups of queries where head_dim leaves them enough registers.
-using Wide = hopper::AttentionConfig<128, 2, 2>;
-using Narrow = hopper::AttentionConfig<64, 3, 4>;
+bool is_empty(const AttentionParams& shape) { return shape.heads() == 0 || shape.q_seq == 0 || shape.kv_seq == 0; }
 
 /// Workspace if the Hopper kernel might run. Called before the shapes have been checked.
 size_t forward_workspace(const checkop_call* call) {
@@ -61,39 +59,12 @@ size_t backward_workspace(const checkop_call* call) {
   }
   const int64_t *q = call->inputs[0].shape, *k = call->inputs[1].shape;
   AttentionParams shape{q[0], q[1], k[1], q[2], k[2], k[2], static_cast<int>(q[3]), call->attrs[0].value != 0, 1.0f};
-  const bool is_empty = shape.heads() == 0 || shape.q_seq == 0 || shape.kv_seq == 0 || shape.kv_heads == 0;
-  if (is_empty || call->inputs[0].dtype != CHECKOP_BF16 || (shape.width != 64 && shape.width != 128)) return portable;
+  if (is_empty(shape) || shape.kv_heads == 0 || call->inputs[0].dtype != CHECKOP_BF16 ||
+      (shape.width != 64 && shape.width != 128))
+    return portable;
   return std::max(portable, hopper::BackwardLayout(shape, call->inputs[3].rank > 0, call->inputs[In::kO].rank > 0,
                                                    call->inputs[In::kLse].rank > 0)
                                 .bytes);
-}
-
-/// Whether the Hopper kernels have the case, wherever its arrays begin.
-bool has_shape(const AttentionParams& shape) {
-  const bool is_empty = shape.heads() == 0 || shape.q_seq == 0 || shape.kv_seq == 0;
-  return !is_empty && hopper::has_shape(shape);
-}
-
-template <typename T>
-checkop_status run(const checkop_call* call, const AttentionParams& shape) {
-  if (auto status = hopper::check_alignment(call)) return status;
-  const auto input = [&](int i) { return static_cast<const T*>(call->inputs[i].data); };
-  hopper::ForwardCall<T> forward{};
-  forward.shape = shape;
-  forward.q = input(0), forward.k = input(1), forward.v = input(2);
-  forward.keep = static_cast<const uint8_t*>(call->inputs[3].data), forward.o = static_cast<T*>(call->outputs[0].data);
-  forward.lse = static_cast<float*>(call->outputs[1].data);
-  forward.workspace = static_cast<std::byte*>(call->workspace);
-  forward.stream = static_cast<cudaStream_t>(call->stream);
-  if (!hopper::has_forward(forward)) return launch_attention(call, false, kParts);
-  if (call->workspace_bytes < forward_workspace(call)) {
-    return say(call, CHECKOP_FAILED, "workspace has %zu bytes, %zu are needed", call->workspace_bytes,
-               forward_workspace(call));
-  }
-  const bool is_wide = shape.width == 128;
-  const auto error = is_wide ? hopper::launch_forward<Wide>(forward) : hopper::launch_forward<Narrow>(forward);
-  if (auto status = cuda_status(call, error, "launch attention forward")) return status;
-  return say(call, CHECKOP_OK, is_wide ? "wgmma, tile 128x128" : "wgmma, tile 192x128");
 }
 
 checkop_status decline_options(const checkop_call* call, const AttentionParams& shape) {
@@ -107,9 +78,27 @@ checkop_status launch_forward(const checkop_call* call) {
   AttentionParams shape;
   if (auto status = check_call(call, false, kParts, shape)) return status;
   if (auto status = decline_options(call, shape)) return status;
-  if (has_shape(shape) && call->inputs[0].dtype == CHECKOP_F16) return run<__half>(call, shape);
-  if (has_shape(shape) && call->inputs[0].dtype == CHECKOP_BF16) return run<__nv_bfloat16>(call, shape);
-  return launch_attention(call, false, kParts);
+  const auto portable = [&] { return launch_attention(call, false, kParts); };
+  if (is_empty(shape)) return portable();
+  const auto run = [&](auto tag, auto head_dim) {
+    using T = typename decltype(tag)::type;
+    using Config = hopper::ManyQueries<decltype(head_dim)::value>;
+    const auto input = [&](int i) { return static_cast<const T*>(call->inputs[i].data); };
+    hopper::ForwardCall<T> forward{};
+    forward.shape = shape;
+    forward.q = input(0), forward.k = input(1), forward.v = input(2);
+    forward.keep = static_cast<const uint8_t*>(call->inputs[3].data);
+    forward.o = static_cast<T*>(call->outputs[0].data), forward.lse = static_cast<float*>(call->outputs[1].data);
+    forward.workspace = static_cast<std::byte*>(call->workspace);
+    forward.stream = static_cast<cudaStream_t>(call->stream);
+    if (!hopper::has_forward(forward)) return portable();
+    CallCheck check(call);
+    if (check.workspace(forward_workspace(call)).failed()) return check.status();
+    const auto error = hopper::launch_forward<Config>(forward);
+    if (auto status = cuda_status(call, error, "launch attention forward")) return status;
+    return say(call, CHECKOP_OK, "wgmma, tile %dx128", Config::kRows);
+  };
+  return hopper::with_shape(call, shape, run, portable);
 }
 
 checkop_status launch_backward(const checkop_call* call) {
@@ -117,7 +106,9 @@ checkop_status launch_backward(const checkop_call* call) {
   AttentionParams shape;
   if (auto status = check_call(call, true, kParts, shape)) return status;
   if (auto status = decline_options(call, shape)) return status;
-  if (!has_shape(shape) || call->inputs[0].dtype != CHECKOP_BF16) return launch_attention(call, true, kParts);
+  if (is_empty(shape) || !hopper::has_shape(shape) || call->inputs[0].dtype != CHECKOP_BF16) {
+    return launch_attention(call, true, kParts);
+  }
   if (auto status = hopper::check_alignment(call)) return status;
   const auto input = [&](int i) { return static_cast<const T*>(call->inputs[i].data); };
   const auto output = [&](int i) { return static_cast<T*>(call->outputs[i].data); };
@@ -131,12 +122,11 @@ checkop_status launch_backward(const checkop_call* call) {
   backward.dq = output(0), backward.dk = output(1), backward.dv = output(2);
   backward.workspace = static_cast<std::byte*>(call->workspace);
   if (!hopper::has_backward(backward)) return launch_attention(call, true, kParts);
-  if (call->workspace_bytes < backward_workspace(call)) {
-    return say(call, CHECKOP_FAILED, "workspace has %zu bytes, %zu are needed", call->workspace_bytes,
-               backward_workspace(call));
-  }
+  CallCheck check(call);
+  if (check.workspace(backward_workspace(call)).failed()) return check.status();
   if (auto status = cuda_status(call, hopper::launch_backward(backward), "launch attention backward")) return status;
-  return say(call, CHECKOP_OK, "wgmma, 128 keys by 64 queries");
+  return say(call, CHECKOP_OK, "wgmma, 128 keys by %d queries",
+             shape.width == 128 ? hopper::GradientConfig<128>::kQueries : hopper::GradientConfig<64>::kQueries);
 }
 
 constexpr checkop_kernel kKernels[] = {

@@ -51,13 +51,18 @@ struct AttentionConfig {
   static_assert(kDynamicSmemBytes <= kMaxSmemBytes && head_dim % 64 == 0);
 };
 
+/// For many queries: three warpgroups of them where head_dim leaves them enough registers.
+template <int head_dim, Source source = Source::planes>
+using ManyQueries =
+    std::conditional_t<head_dim == 128, AttentionConfig<128, 2, 2, source>, AttentionConfig<64, 3, 4, source>>;
+
 template <typename T>
 struct ForwardParams {
   CUtensorMap q_map, k_map, v_map, o_map;
   T* __restrict__ o;
   float* __restrict__ lse;  ///< or null
   KeyLists lists;
-  unsigned* counter;  ///< tiles that were taken after each block's first; null: every block has a fixed list
+  unsigned* counter;  ///< tiles that were taken after each block's first; null: a block has one tile
   int kv_heads, group, q_seq, kv_seq;
   int planes_per_tile, rows_per_plane;  ///< heads of a group that share a tile, and the rows of each
   int units_per_kv_head;                ///< tiles of the same queries of a group
@@ -226,7 +231,7 @@ __device__ void produce(const ForwardParams<T>& p, const AttentionSmem<Config>& 
   PipelineState<2> queries;
   PipelineState<Config::kStages> pipe;
   uint32_t index = blockIdx.x;
-  for (uint32_t round = 1;; ++round) {
+  for (;;) {
     const bool is_end = index >= AttentionTile<Config>::count(p);
     const AttentionTile<Config> tile = is_end ? AttentionTile<Config>() : AttentionTile<Config>(p, index);
     if (is_end || tile.blocks > 0) {
@@ -251,8 +256,8 @@ __device__ void produce(const ForwardParams<T>& p, const AttentionSmem<Config>& 
       // order-free: a tile's result does not depend on the block that computes it.
       if (leads) index = atomicAdd(p.counter, 1u) + gridDim.x;
       if constexpr (Config::kIsPaged) index = __shfl_sync(kAllLanes, index, 0);
-    } else {  // there and back, because tiles get shorter
-      index = round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+    } else {
+      index = ~0u;
     }
     if constexpr (Config::kIsPaged) {
       load_pages(p, smem, tile, pipe);
@@ -359,6 +364,14 @@ struct ConsumerTile {
   }
 };
 
+/// Stores this thread's part of a row, the upper or the lower (half 1) of its two, from what pack_sums() packed.
+template <int head_dim, typename T>
+__device__ __forceinline__ void store_row_part(const uint32_t* packed, int half, T* __restrict__ row) {
+  auto* to = reinterpret_cast<uint32_t*>(row) + threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < head_dim / 8; ++i) to[i * 4] = packed[i * 2 + half];
+}
+
 /// Stores the 64 rows of a warpgroup, through the tile's queries in shared memory where rows of a warp are neighbours
 /// in one plane, and end where it does if not all exist. Returns whether the buffer is still being read.
 template <typename Config, typename T>
@@ -391,9 +404,7 @@ __device__ __forceinline__ bool store_rows(const ForwardParams<T>& p, const Atte
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (!at.exists(p, half)) continue;
-    auto* to = reinterpret_cast<uint32_t*>(p.o + at.index(p, half) * Config::kHeadDim) + lane % 4;
-#pragma unroll
-    for (int i = 0; i < Config::kHeadDim / 8; ++i) to[i * 4] = packed[i * 2 + half];
+    store_row_part<Config::kHeadDim>(packed, half, p.o + at.index(p, half) * Config::kHeadDim);
   }
   return false;
 }
@@ -659,13 +670,11 @@ struct ForwardCall {
   float lse_unit = 0x1.62e43p-1f;  ///< ln 2; 1 for logarithms of base 2
   std::byte* workspace;
   cudaStream_t stream;
-  // On these only speed depends.
-  int max_blocks = 1 << 30;          ///< of the grid
-  bool has_counter = true;           ///< a block takes the next tile when it is done, not those of a fixed list
-  int64_t section_bytes = 24 << 20;  // of keys and values: about half of L2
+  int max_blocks = 1 << 30;  ///< of the grid: only speed depends on it
 };
 
 constexpr size_t kCounterBytes = 256;
+constexpr int64_t kSectionBytes = 24 << 20;  // of keys and values: about half of L2; only speed depends on it
 
 inline size_t forward_workspace_bytes(const AttentionParams& shape, bool is_masked) {
   return kCounterBytes + (is_masked ? KeyListsLayout(shape.batch, shape.kv_seq).bytes : 0);
@@ -705,21 +714,28 @@ int planes_per_tile(int64_t group, int64_t queries, int most) {
 /// Divides the heads into units of heads that share tiles, and these into sections. `kv_size`: elements of the keys of
 /// a head.
 template <typename T>
-void divide_heads(ForwardParams<T>& p, int64_t kv_planes, int64_t kv_size, int64_t section_bytes) {
+void divide_heads(ForwardParams<T>& p, int64_t kv_planes, int64_t kv_size) {
   p.units_per_kv_head = static_cast<int>(ceil_div(p.group, p.planes_per_tile));
   p.units = static_cast<uint32_t>(kv_planes * p.units_per_kv_head);
   const int64_t kv_bytes = 2 * kv_size * static_cast<int64_t>(sizeof(T));
-  const int64_t kv_heads = std::max<int64_t>(1, section_bytes / kv_bytes);
+  const int64_t kv_heads = std::max<int64_t>(1, kSectionBytes / kv_bytes);
   p.units_per_section = static_cast<uint32_t>(std::min<int64_t>(p.units, kv_heads * p.units_per_kv_head));
+}
+
+inline cudaError_t count_multiprocessors(int64_t& n) {
+  int device = 0, count = 0;
+  if (const auto error = cudaGetDevice(&device)) return error;
+  const auto error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  n = count;
+  return error;
 }
 
 /// `blocks`: of the grid for so many tiles.
 template <typename Config, typename T>
-cudaError_t prepare_launch(int64_t tiles, int max_blocks, int& blocks) {
-  int device = 0, n_sms = 0;
-  if (const auto error = cudaGetDevice(&device)) return error;
-  if (const auto error = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device)) return error;
-  blocks = static_cast<int>(std::min<int64_t>({tiles, n_sms, max_blocks}));
+cudaError_t prepare_launch(int64_t tiles, int max_blocks, int64_t& blocks) {
+  int64_t n_sms = 0;
+  if (const auto error = count_multiprocessors(n_sms)) return error;
+  blocks = std::min<int64_t>({tiles, n_sms, max_blocks});
   constexpr auto function = attention_forward<Config, T>;
   return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kDynamicSmemBytes);
 }
@@ -735,7 +751,7 @@ cudaError_t launch_forward(const ForwardCall<T>& call) {
   p.c = s.scale * kLog2E, p.lse_unit = call.lse_unit, p.causal = s.causal;
   p.planes_per_tile = planes_per_tile<Config>(s.group(), s.q_seq, 8);
   p.rows_per_plane = Config::kRows / p.planes_per_tile;
-  divide_heads(p, s.batch * s.kv_heads, s.kv_seq * s.width, call.section_bytes);
+  divide_heads(p, s.batch * s.kv_heads, s.kv_seq * s.width);
   p.q_tiles = static_cast<uint32_t>(ceil_div(s.q_seq, p.rows_per_plane));
   p.tiles = p.units * p.q_tiles;
 
@@ -750,9 +766,9 @@ cudaError_t launch_forward(const ForwardCall<T>& call) {
       !make_tensor_map<T>(p.o_map, stack(call.o, s.q_seq, s.heads()), 16, 1, L2Promotion::none)) {
     return cudaErrorInvalidValue;
   }
-  int blocks = 0;
+  int64_t blocks = 0;
   if (const auto error = prepare_launch<Config, T>(p.tiles, call.max_blocks, blocks)) return error;
-  if (call.has_counter && blocks < static_cast<int64_t>(p.tiles)) {
+  if (blocks < static_cast<int64_t>(p.tiles)) {
     p.counter = reinterpret_cast<unsigned*>(call.workspace);
     if (const auto error = cudaMemsetAsync(p.counter, 0, sizeof(*p.counter), call.stream)) return error;
   }

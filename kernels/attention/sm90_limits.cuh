@@ -37,4 +37,19 @@ inline checkop_status check_alignment(const checkop_call* call) {
   return say(call, CHECKOP_UNSUPPORTED, "16-bit tensors that do not begin at a multiple of 16 bytes");
 }
 
+/// Calls run(TypeTag<T>{}, head_dim), with a compile-time head_dim, for a case that the kernels have in 16 bits and
+/// whose arrays TMA can read; portable() for other dtypes, head_dim and scales.
+template <typename Run, typename Portable>
+checkop_status with_shape(const checkop_call* call, const AttentionParams& shape, const Run& run,
+                          const Portable& portable) {
+  const int32_t dtype = call->inputs[0].dtype;
+  if (!has_shape(shape) || (dtype != CHECKOP_F16 && dtype != CHECKOP_BF16)) return portable();
+  if (auto status = check_alignment(call)) return status;
+  const auto with_width = [&](auto tag) {
+    return shape.width == 128 ? run(tag, std::integral_constant<int, 128>{})
+                              : run(tag, std::integral_constant<int, 64>{});
+  };
+  return dtype == CHECKOP_F16 ? with_width(TypeTag<__half>{}) : with_width(TypeTag<__nv_bfloat16>{});
+}
+
 }  // namespace checkop::kernels::attention::hopper

@@ -19,13 +19,30 @@ struct PackedCall {
   const int32_t* table;  ///< [sequences, max_pages], or null: the keys of a sequence are consecutive rows
   int64_t max_pages, page_size;
   T* o;
-  float* lse;  ///< [tokens, q_heads], or null
+  float* lse;                      ///< [tokens, q_heads], or null
+  float lse_unit = 0x1.62e43p-1f;  ///< as in ForwardCall
   std::byte* workspace;
   cudaStream_t stream;
-  // On these only speed depends.
-  int max_blocks = 1 << 30;          ///< of the grid
-  int64_t section_bytes = 24 << 20;  // of keys and values: about half of L2
+  int max_blocks = 1 << 30;  ///< as in ForwardCall
 };
+
+/// What varlen_attention and paged_attention give alike: the inputs q, k, v and cu_seqlens_q at 0 to 3, and the outputs
+/// o and lse of the forward pass. `rows`: of k; most_keys: a bound on those of a sequence.
+template <typename T>
+PackedCall<T> packed_call(const checkop_call* call, const AttentionParams& shape, int64_t rows, int64_t most_keys) {
+  const checkop_tensor* in = call->inputs;
+  PackedCall<T> packed{};
+  packed.shape = shape, packed.rows = rows;
+  packed.q = static_cast<const T*>(in[0].data), packed.k = static_cast<const T*>(in[1].data);
+  packed.v = static_cast<const T*>(in[2].data);
+  packed.sequences.q_bounds = static_cast<const int32_t*>(in[3].data);
+  packed.sequences.sequences = in[3].shape[0] - 1, packed.sequences.tokens = in[0].shape[0];
+  packed.sequences.most_blocks = static_cast<int>(ceil_div(most_keys, kKeys)), packed.sequences.causal = shape.causal;
+  packed.o = static_cast<T*>(call->outputs[0].data), packed.lse = static_cast<float*>(call->outputs[1].data);
+  packed.workspace = static_cast<std::byte*>(call->workspace);
+  packed.stream = static_cast<cudaStream_t>(call->stream);
+  return packed;
+}
 
 /// Queries of a sequence on average, rounded up: all that the host knows.
 inline int64_t mean_queries(const Sequences& s) { return ceil_div(s.tokens, std::max<int64_t>(s.sequences, 1)); }
@@ -48,6 +65,9 @@ template <typename T>
 Planes planes_of(const T* data, int64_t rows, int64_t heads, int64_t width) {
   return {data, width, rows, heads, heads * width, width};
 }
+
+/// A line of 128 elements has two boxes side by side; one of 64 has another head's row next to it.
+inline L2Promotion packed_promotion(int width) { return width == 128 ? L2Promotion::bytes_256 : L2Promotion::none; }
 
 /// Whether the shapes suit the kernel: heads of 64 or 128 elements that TMA can read, 32-bit numbers of rows and tiles.
 template <typename T>
@@ -72,18 +92,17 @@ cudaError_t launch_packed(const PackedCall<T>& call) {
   ForwardParams<T> p{};
   p.o = call.o, p.lse = call.lse;
   p.kv_heads = static_cast<int>(s.kv_heads), p.group = static_cast<int>(s.group());
-  p.c = s.scale * kLog2E, p.lse_unit = 0x1.62e43p-1f, p.causal = s.causal;
+  p.c = s.scale * kLog2E, p.lse_unit = call.lse_unit, p.causal = s.causal;
   p.planes_per_tile = planes_per_tile<Config>(s.group(), mean_queries(sequences), kMostPlanes);
   p.rows_per_plane = Config::kRows / p.planes_per_tile;
   // Where a sequence has one tile, no tiles share keys that L2 should hold.
   const bool shares_keys = mean_queries(sequences) > p.rows_per_plane;
-  divide_heads(p, s.kv_heads, shares_keys ? call.rows * s.width : 1, call.section_bytes);
+  divide_heads(p, s.kv_heads, shares_keys ? call.rows * s.width : 1);
   p.pages = {call.k, call.v, call.table, call.max_pages, static_cast<int>(call.page_size), kKeys};
   if (Config::kIsPaged) {
     while (p.pages.page_size % p.pages.box != 0) p.pages.box /= 2;
   }
-  // A line of 128 elements has two boxes side by side; one of 64 has another head's keys next to it.
-  const auto promotion = s.width == 128 ? L2Promotion::bytes_256 : L2Promotion::none;
+  const auto promotion = packed_promotion(s.width);
   const int box = Config::kSource == Source::pages ? p.pages.box : kKeys;
   const int64_t tokens = sequences.tokens;
   if (!make_tensor_map<T>(p.q_map, planes_of(call.q, tokens, s.q_heads, s.width), p.rows_per_plane, p.planes_per_tile,
@@ -94,7 +113,7 @@ cudaError_t launch_packed(const PackedCall<T>& call) {
     return cudaErrorInvalidValue;
   }
   const int64_t slots = tiles_of(tokens, sequences.sequences, p.rows_per_plane);
-  int blocks = 0;
+  int64_t blocks = 0;
   if (const auto error = prepare_launch<Config, T>(slots * p.units, call.max_blocks, blocks)) return error;
   auto* counters = reinterpret_cast<unsigned*>(call.workspace);
   p.counter = counters;

@@ -42,12 +42,40 @@ struct Sequences {
 
 constexpr int kTileListThreads = kScanThreads;
 
-/// One block lists the tiles, and sets to 0 the counter of those that were taken. Tiles with the same number of blocks
-/// of keys, in `kTileListThreads` classes, come in any order.
-static __global__ __launch_bounds__(kTileListThreads) void list_tiles(Sequences all, int rows, int64_t n_slots,
-                                                                      TileList list, unsigned* counter) {
+/// A block of kTileListThreads lists tiles, the largest first, and returns their number. read(slot, tile) finds the
+/// tile of a slot, if it has one; size_of(tile) is at most `most`. Tiles of one of `kTileListThreads` classes of sizes
+/// come in any order.
+template <typename Tile, typename Read, typename SizeOf>
+__device__ int list_by_size(int64_t n_slots, int most, const Read& read, const SizeOf& size_of,
+                            Tile* __restrict__ tiles) {
   __shared__ int places[kTileListThreads];  // tiles of each class, then the place of its next tile
   __shared__ int of_warp[kWarp];
+  const auto class_of = [&](const Tile& tile) {
+    const int64_t size = min(size_of(tile), most);
+    return kTileListThreads - 1 - static_cast<int>(size * kTileListThreads / (most + 1));
+  };
+  places[threadIdx.x] = 0;
+  __syncthreads();
+  Tile tile{};
+  for (int64_t slot = threadIdx.x; slot < n_slots; slot += kTileListThreads) {
+    // order-free: integers commute.
+    if (read(slot, tile)) atomicAdd(&places[class_of(tile)], 1);
+  }
+  __syncthreads();
+  int total;
+  const int own = places[threadIdx.x], before = block_sum_before(own, of_warp, total);
+  places[threadIdx.x] = before;
+  __syncthreads();
+  for (int64_t slot = threadIdx.x; slot < n_slots; slot += kTileListThreads) {
+    // order-free: no result depends on the order of the tiles.
+    if (read(slot, tile)) tiles[atomicAdd(&places[class_of(tile)], 1)] = tile;
+  }
+  return total;
+}
+
+/// One block lists the tiles, and sets to 0 the counter of those that were taken.
+static __global__ __launch_bounds__(kTileListThreads) void list_tiles(Sequences all, int rows, int64_t n_slots,
+                                                                      TileList list, unsigned* counter) {
   const auto read = [&](int64_t slot, ListedTile& tile) {
     const SequenceTile own = tile_of(all.q_bounds, all.sequences, all.tokens, slot, rows);
     if (own.first >= own.n) return false;
@@ -61,28 +89,12 @@ static __global__ __launch_bounds__(kTileListThreads) void list_tiles(Sequences 
     tile.first_key = all.k_bounds != nullptr ? first_row : static_cast<int>(s);
     return true;
   };
-  const auto class_of = [&](const ListedTile& tile) {
+  const auto blocks_of = [&](const ListedTile& tile) {
     const int seen = all.causal ? min(tile.n_keys, tile.end_query - 1 + tile.offset) : tile.n_keys;
-    const int64_t blocks = min(max(seen, 0) / kKeys, all.most_blocks);
-    return kTileListThreads - 1 - static_cast<int>(blocks * kTileListThreads / (all.most_blocks + 1));
+    return max(seen, 0) / kKeys;
   };
-  places[threadIdx.x] = 0;
-  __syncthreads();
-  ListedTile tile{};
-  for (int64_t slot = threadIdx.x; slot < n_slots; slot += kTileListThreads) {
-    // order-free: integers commute.
-    if (read(slot, tile)) atomicAdd(&places[class_of(tile)], 1);
-  }
-  __syncthreads();
-  int total;
-  const int own = places[threadIdx.x], before = block_sum_before(own, of_warp, total);
-  places[threadIdx.x] = before;
+  const int total = list_by_size(n_slots, all.most_blocks, read, blocks_of, list.tiles);
   if (threadIdx.x == 0) *list.n_tiles = static_cast<unsigned>(total), *counter = 0;
-  __syncthreads();
-  for (int64_t slot = threadIdx.x; slot < n_slots; slot += kTileListThreads) {
-    // order-free: no result depends on the order of the tiles.
-    if (read(slot, tile)) list.tiles[atomicAdd(&places[class_of(tile)], 1)] = tile;
-  }
 }
 
 /// Where the keys of a sequence lie in a cache of pages.
@@ -161,14 +173,14 @@ __device__ __forceinline__ void load_rows(const T* from, const BlockRows<false>&
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-/// A warp clears the lines of a block of values from line n on, which may hold NaN, for wgmma to read.
-template <int slabs>
+/// A warp clears the lines of a block from line n on, which may hold NaN, for wgmma to read. `lines`: of a slab.
+template <int slabs, int lines = kKeys>
 __device__ void clear_from(uint32_t block, int n) {
   const int lane = threadIdx.x % kWarp;
-  for (int line = n + lane / 8; line < kKeys; line += kWarp / 8) {
+  for (int line = n + lane / 8; line < lines; line += kWarp / 8) {
 #pragma unroll
     for (int slab = 0; slab < slabs; ++slab) {
-      const uint32_t at = block + (slab * kKeys + line) * 128 + lane % 8 * 16;
+      const uint32_t at = block + (slab * lines + line) * 128 + lane % 8 * 16;
       asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
     }
   }

@@ -118,9 +118,9 @@ __global__ __launch_bounds__(kThreads) void attention_forward(AttentionParams p,
 }
 
 /// D of this thread's row from its o and the tile of gradients: each thread adds its columns, then the row's 8 threads
-/// as a tree.
-template <int kChunks, typename T>
-__device__ float mean_of_output(const Rows<1, const T>& o, int64_t row, int64_t n_rows, const float* grads) {
+/// as a tree. For `Source` see load_tile().
+template <int kChunks, typename Source>
+__device__ float mean_of_output(const Source& o, int64_t row, int64_t n_rows, const float* grads) {
   float sum = 0.0f;
   const float* __restrict__ grad = grads + threadIdx.x / kLanes * Tiles<kChunks>::kStride;
   for (int at = threadIdx.x % kLanes; row < n_rows && at < o.width; at += kLanes)

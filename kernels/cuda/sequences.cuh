@@ -46,7 +46,9 @@ __device__ inline SequenceTile tile_of(const int32_t* __restrict__ bounds, int64
   return {low, begin, end - begin, (block - first_tile(low)) * rows};
 }
 
-inline int64_t tiles_of(int64_t tokens, int64_t sequences, int rows = kTile) { return tokens / rows + sequences + 1; }
+__host__ __device__ inline int64_t tiles_of(int64_t tokens, int64_t sequences, int rows = kTile) {
+  return tokens / rows + sequences + 1;
+}
 
 /// Keys in a tensor [tokens, kv_heads, head_dim], values in one [tokens, kv_heads, v_dim].
 template <typename T>
@@ -164,6 +166,27 @@ checkop_status with_width(const checkop_call* call, int width, F&& f) {
     if (width <= 64) return f(tag, std::integral_constant<int, 2>{});
     if (width <= 128) return f(tag, std::integral_constant<int, 4>{});
     return f(tag, std::integral_constant<int, 8>{});
+  });
+}
+
+/// Enqueues sequences_forward() for a checked call with the inputs q at 0, cu_seqlens_q at 3 and sinks at `sinks`, and
+/// the outputs o and lse. keys_of(TypeTag<T>{}): the keys and values.
+template <typename KeysOf>
+checkop_status launch_sequences_forward(const checkop_call* call, const AttentionParams& p, int sinks,
+                                        const char* doing, const KeysOf& keys_of) {
+  return with_width(call, p.most_width(), [&](auto tag, auto width) {
+    using T = typename decltype(tag)::type;
+    constexpr int kChunks = decltype(width)::value, kBytes = Tiles<kChunks>::bytes(2, 1);
+    const checkop_tensor* in = call->inputs;
+    const int64_t sequences = in[3].shape[0] - 1, tokens = in[0].shape[0];
+    const auto keys = keys_of(tag);
+    const auto kernel = sequences_forward<T, kChunks, std::remove_const_t<decltype(keys)>>;
+    if (auto s = allow_shared(call, kernel, kBytes)) return s;
+    kernel<<<sequences_grid(tokens, sequences, p.q_heads), kThreads, kBytes, static_cast<cudaStream_t>(call->stream)>>>(
+        p, static_cast<const int32_t*>(in[3].data), sequences, tokens, static_cast<const T*>(in[0].data), keys,
+        static_cast<const T*>(in[sinks].data), static_cast<T*>(call->outputs[0].data),
+        static_cast<float*>(call->outputs[1].data));
+    return launch_status(call, doing);
   });
 }
 

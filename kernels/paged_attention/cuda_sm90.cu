@@ -33,7 +33,7 @@ using hopper::Source;
 using namespace paged_attention;  // NOLINT: the checks of this operator
 
 /// Few queries, whose keys are all that takes time, have one warpgroup and as many blocks of keys in flight as fit;
-/// many have the configurations of attention.
+/// many have the configuration of attention.
 template <int head_dim, typename T>
 cudaError_t launch(const hopper::PackedCall<T>& call) {
   constexpr int kFewRows = 64, kStages = head_dim == 128 ? 3 : 6;
@@ -43,42 +43,29 @@ cudaError_t launch(const hopper::PackedCall<T>& call) {
   if (hopper::mean_queries(call.sequences) * call.shape.group() <= kFewRows) {
     return hopper::launch_packed<hopper::AttentionConfig<head_dim, 1, kStages, Source::pages>>(call);
   }
-  constexpr int kConsumers = head_dim == 128 ? 2 : 3, kFewerStages = head_dim == 128 ? 2 : 4;
-  return hopper::launch_packed<hopper::AttentionConfig<head_dim, kConsumers, kFewerStages, Source::pages>>(call);
-}
-
-template <typename T>
-checkop_status run(const checkop_call* call, const AttentionParams& shape) {
-  if (auto status = hopper::check_alignment(call)) return status;
-  const checkop_tensor *in = call->inputs, &cache = in[1];
-  const auto input = [&](int i) { return static_cast<const T*>(in[i].data); };
-  const auto integers = [&](int i) { return static_cast<const int32_t*>(in[i].data); };
-  hopper::PackedCall<T> packed{};
-  packed.shape = shape, packed.rows = cache.shape[0] * cache.shape[1];
-  packed.table = integers(4), packed.max_pages = in[4].shape[1], packed.page_size = cache.shape[1];
-  packed.sequences.q_bounds = integers(3), packed.sequences.lengths = integers(5);
-  packed.sequences.sequences = in[3].shape[0] - 1, packed.sequences.tokens = in[0].shape[0];
-  packed.sequences.most_blocks = static_cast<int>(ceil_div(packed.max_pages * packed.page_size, hopper::kKeys));
-  packed.sequences.causal = shape.causal;
-  packed.q = input(0), packed.k = input(1), packed.v = input(2);
-  packed.o = static_cast<T*>(call->outputs[0].data), packed.lse = static_cast<float*>(call->outputs[1].data);
-  packed.workspace = static_cast<std::byte*>(call->workspace);
-  packed.stream = static_cast<cudaStream_t>(call->stream);
-  if (!hopper::has_packed(packed)) return launch_portable(call, shape);
-  CallCheck check(call);
-  if (check.workspace(hopper::packed_workspace(call)).failed()) return check.status();
-  const auto error = shape.width == 128 ? launch<128>(packed) : launch<64>(packed);
-  if (auto status = cuda_status(call, error, "launch paged_attention forward")) return status;
-  return say(call, CHECKOP_OK, "wgmma, %s", packed.page_size % 8 == 0 ? "pages by TMA" : "pages by threads");
+  return hopper::launch_packed<hopper::ManyQueries<head_dim, Source::pages>>(call);
 }
 
 checkop_status launch_forward(const checkop_call* call) {
   AttentionParams shape;
   if (auto status = check_paged(call, shape)) return status;
   if (auto status = hopper::decline_options(call, shape, call->inputs[kOfSinks])) return status;
-  if (hopper::has_shape(shape) && call->inputs[0].dtype == CHECKOP_F16) return run<__half>(call, shape);
-  if (hopper::has_shape(shape) && call->inputs[0].dtype == CHECKOP_BF16) return run<__nv_bfloat16>(call, shape);
-  return launch_portable(call, shape);
+  const auto portable = [&] { return launch_portable(call, shape); };
+  const auto run = [&](auto tag, auto head_dim) {
+    const checkop_tensor *in = call->inputs, &cache = in[1], &table = in[4];
+    const int64_t page_size = cache.shape[1], max_pages = table.shape[1];
+    auto packed = hopper::packed_call<typename decltype(tag)::type>(call, shape, cache.shape[0] * page_size,
+                                                                    max_pages * page_size);
+    packed.table = static_cast<const int32_t*>(table.data), packed.max_pages = max_pages, packed.page_size = page_size;
+    packed.sequences.lengths = static_cast<const int32_t*>(in[5].data);
+    if (!hopper::has_packed(packed)) return portable();
+    CallCheck check(call);
+    if (check.workspace(hopper::packed_workspace(call)).failed()) return check.status();
+    const auto error = launch<decltype(head_dim)::value>(packed);
+    if (auto status = cuda_status(call, error, "launch paged_attention forward")) return status;
+    return say(call, CHECKOP_OK, "wgmma, %s", page_size % 8 == 0 ? "pages by TMA" : "pages by threads");
+  };
+  return hopper::with_shape(call, shape, run, portable);
 }
 
 constexpr checkop_kernel kKernels[] = {

@@ -78,25 +78,16 @@ inline checkop_status check_paged(const checkop_call* call, AttentionParams& p) 
 
 /// Enqueues the forward pass of a call that has been checked.
 inline checkop_status launch_portable(const checkop_call* call, const AttentionParams& p) {
-  return with_width(call, p.most_width(), [&](auto tag, auto width) {
+  return launch_sequences_forward(call, p, kOfSinks, "launch paged_attention forward", [&](auto tag) {
     using T = typename decltype(tag)::type;
-    constexpr int kChunks = decltype(width)::value, kBytes = Tiles<kChunks>::bytes(2, 1);
     const checkop_tensor* in = call->inputs;
-    const int64_t sequences = in[3].shape[0] - 1, tokens = in[0].shape[0];
-    const PagedKeys<const T> keys{static_cast<const T*>(in[1].data),
-                                  static_cast<const T*>(in[2].data),
-                                  static_cast<const int32_t*>(in[4].data),
-                                  static_cast<const int32_t*>(in[5].data),
-                                  sequences,
-                                  in[4].shape[1],
-                                  in[1].shape[1]};
-    const auto kernel = sequences_forward<T, kChunks, PagedKeys<const T>>;
-    if (auto s = allow_shared(call, kernel, kBytes)) return s;
-    kernel<<<sequences_grid(tokens, sequences, p.q_heads), kThreads, kBytes, static_cast<cudaStream_t>(call->stream)>>>(
-        p, static_cast<const int32_t*>(in[3].data), sequences, tokens, static_cast<const T*>(in[0].data), keys,
-        static_cast<const T*>(in[kOfSinks].data), static_cast<T*>(call->outputs[0].data),
-        static_cast<float*>(call->outputs[1].data));
-    return launch_status(call, "launch paged_attention forward");
+    return PagedKeys<const T>{static_cast<const T*>(in[1].data),
+                              static_cast<const T*>(in[2].data),
+                              static_cast<const int32_t*>(in[4].data),
+                              static_cast<const int32_t*>(in[5].data),
+                              in[3].shape[0] - 1,
+                              in[4].shape[1],
+                              in[1].shape[1]};
   });
 }
 

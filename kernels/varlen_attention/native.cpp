@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // varlen_attention / native: CPU; every sequence is copied and goes through attention, as cpu/attention.hpp has it.
-//   inputs: q, k, v, cu_seqlens_q, cu_seqlens_k, sinks     backward: then grad_o, grad_lse
+//   inputs: q, k, v, cu_seqlens_q, cu_seqlens_k, sinks     backward: then grad_o, o, lse, grad_lse
 //   outputs: o, lse     backward: dq, dk, dv, dsinks
 //   q, dq: [tokens_q, q_heads, D]   k, dk: [tokens_k, kv_heads, D] fp32|bf16|fp16
 //   o, grad_o: [tokens_q, q_heads, E]   v, dv: [tokens_k, kv_heads, E]
@@ -19,7 +19,7 @@ using native::attention::EntryTensor;
 using native::attention::size;
 using native::attention::Tokens;
 
-constexpr int kOfSinks = 5;
+constexpr int kOfSinks = 5, kOfGrad = 6, kOfO = 7, kOfLse = 8, kOfGradLse = 9;
 
 /// Room for one number of every query head, as a tensor.
 struct OfHeads {
@@ -81,13 +81,15 @@ checkop_status forward(const checkop_call* call) {
 
 checkop_status backward(const checkop_call* call) {
   return native::run(call, [](const checkop_call& c) {
-    native::check_counts(c, 8, 4);
+    native::check_counts(c, kOfGradLse + 1, 4);
     const Call in(c);
-    const checkop_tensor &sinks = c.inputs[kOfSinks], &all_grad_lse = c.inputs[7], &dsinks = c.outputs[3];
-    const bool has_grad_lse = check_of_queries(all_grad_lse, "grad_lse", in.q), has_sinks = sinks.data != nullptr;
+    const checkop_tensor &sinks = c.inputs[kOfSinks], &all_o = c.inputs[kOfO], &dsinks = c.outputs[3];
+    const bool has_sinks = sinks.data != nullptr;
+    check_of_queries(c.inputs[kOfLse], "lse", in.q), check_of_queries(c.inputs[kOfGradLse], "grad_lse", in.q);
+    if (all_o.data != nullptr) Tokens(all_o, "o").require_like(in.q, in.v.width, "o");
     std::vector<float> of_sinks(size(in.q.heads)), sums(of_sinks.size());
     const OfHeads of_heads(of_sinks);
-    const Tokens grads(c.inputs[6], "grad_o"), to_q(c.outputs[0], "dq"), to_k(c.outputs[1], "dk"),
+    const Tokens grads(c.inputs[kOfGrad], "grad_o"), to_q(c.outputs[0], "dq"), to_k(c.outputs[1], "dk"),
         to_v(c.outputs[2], "dv");
     grads.require_like(in.q, in.v.width, "grad_o"), to_q.require_like(in.q, "dq");
     to_k.require_like(in.k, "dk"), to_v.require_like(in.v, "dv");
@@ -97,13 +99,18 @@ checkop_status backward(const checkop_call* call) {
     }
     in.for_sequences([&](int64_t first, int64_t n, int64_t first_key, int64_t keys) {
       EntryTensor q = in.q.entry(first, n), k = in.k.entry(first_key, keys), v = in.v.entry(first_key, keys);
-      EntryTensor grad = grads.entry(first, n), grad_lse;
-      if (has_grad_lse)
-        grad_lse = EntryTensor(CHECKOP_F32, in.q.heads, n, 1), grad_lse.take_column(all_grad_lse, first);
+      // Numbers of the queries; absent if they are in the call.
+      const auto rows = [&](const checkop_tensor& all) {
+        EntryTensor own;
+        if (all.data != nullptr) own = EntryTensor(CHECKOP_F32, in.q.heads, n, 1), own.take_column(all, first);
+        return own;
+      };
+      EntryTensor grad = grads.entry(first, n), lse = rows(c.inputs[kOfLse]), grad_lse = rows(c.inputs[kOfGradLse]), o;
+      if (all_o.data != nullptr) o = Tokens(all_o, "o").entry(first, n);
       EntryTensor dq = in.room(in.q, n), dk = in.room(in.k, keys), dv = in.room(in.v, keys);
       native::attention::run_entry(
           c, native::attention::backward,
-          {q.view(), k.view(), v.view(), {}, sinks, grad.view(), {}, {}, grad_lse.view_of_rows()},
+          {q.view(), k.view(), v.view(), {}, sinks, grad.view(), o.view(), lse.view_of_rows(), grad_lse.view_of_rows()},
           {dq.view(), dk.view(), dv.view(), has_sinks ? of_heads.tensor : checkop_tensor{}});
       for (size_t head = 0; head < sums.size(); ++head) sums[head] += of_sinks[head];
       to_q.store(dq, first, n), to_k.store(dk, first_key, keys), to_v.store(dv, first_key, keys);

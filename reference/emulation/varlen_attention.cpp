@@ -36,7 +36,7 @@ constexpr FaultSpec kKeyGradientsOfQueries{"key_gradients_at_queries",
 constexpr FaultSpec kSinkGradientOfRest{"sink_gradient_of_rest", "dsinks counts rows behind the last sequence, too",
                                         "nonfinite", "", "sinks grad_lse"};
 
-enum Input : int { kOfQ, kOfK, kOfV, kOfQBounds, kOfKBounds, kOfSinks, kOfGradO, kOfGradLse };
+enum Input : int { kOfQ, kOfK, kOfV, kOfQBounds, kOfKBounds, kOfSinks, kOfGradO, kOfSavedO, kOfSavedLse, kOfGradLse };
 enum Output : int { kOfDq, kOfDk, kOfDv, kOfDSinks };
 constexpr int kOfO = 0, kOfLse = 1;  // outputs of the forward pass
 
@@ -120,15 +120,22 @@ void backward(const EmulationArgs& args) {
   const Matrix q = factor(args, kOfQ), k = factor(args, kOfK), v = factor(args, kOfV), grad = factor(args, kOfGradO);
   const int64_t q_heads = args.in(kOfQ).shape[1], kv_heads = args.in(kOfK).shape[1], all_k = args.in(kOfK).shape[0];
   const std::vector<int64_t> bounds = args.integers(kOfQBounds);
-  const bool has_grad_lse = args.has(kOfGradLse);
-  const Matrix grad_lse{has_grad_lse ? args.floats(kOfGradLse) : std::vector<float>(), 1};
+  const auto rows_of = [&](int input) {
+    return Matrix{args.has(input) ? args.floats(input) : std::vector<float>(), 1};
+  };
+  const Matrix grad_lse = rows_of(kOfGradLse), saved_lse = rows_of(kOfSavedLse);
+  const Matrix saved_o = args.has(kOfSavedO) ? factor(args, kOfSavedO) : Matrix{};
   Matrix of_sinks = Matrix::zeros(q.rows(), 1);  // what each query adds, by token and head
   int64_t queries_end = bounds.back();
   for (const Sequence& s : sequences_of(args)) {
+    const auto of_queries = [&](const Matrix& tokens) {
+      return heads_first(tokens, q_heads, s.first_query, s.n_queries);
+    };
     AttentionProblem own = problem(args, q, k, v, s);
-    if (has_grad_lse) own.grad_lse = heads_first(grad_lse, q_heads, s.first_query, s.n_queries).values;
-    const AttentionGradients to = attention_gradients(of_sequence(args, s.n_queries, s.n_keys), own,
-                                                      heads_first(grad, q_heads, s.first_query, s.n_queries));
+    if (args.has(kOfSavedO)) own.saved_o = of_queries(saved_o);
+    if (args.has(kOfSavedLse)) own.saved_lse = of_queries(saved_lse).values;
+    if (args.has(kOfGradLse)) own.grad_lse = of_queries(grad_lse).values;
+    const AttentionGradients to = attention_gradients(of_sequence(args, s.n_queries, s.n_keys), own, of_queries(grad));
     for (int64_t i = 0; i < std::ssize(to.sinks); ++i) {
       const int64_t head = i / s.n_queries, token = s.first_query + i % s.n_queries;
       of_sinks.row(token * q_heads + head)[0] = to.sinks[static_cast<size_t>(i)];
@@ -157,7 +164,7 @@ constexpr std::array kPackFaults{kSequencesJoined,  kLastSequenceSkipped, kTileS
 constexpr std::array kFaults = joined(joined(kSequenceFaults, kPackFaults), joined(kWindowFaults, kCapFaults));
 constexpr std::array kForwardFaults = joined(kFaults, joined(kPackedLseFaults, kPackedSinkForwardFaults));
 constexpr std::array kBackwardFaults =
-    joined(joined(kFaults, joined(kAttentionGradientFaults, kCapGradientFaults)),
+    joined(joined(kFaults, joined(joined(kAttentionGradientFaults, kCapGradientFaults), kSavedFaults)),
            joined(kPackedSinkBackwardFaults, std::array{kKeyRestStale, kKeyGradientsOfQueries, kSinkGradientOfRest}));
 
 }  // namespace

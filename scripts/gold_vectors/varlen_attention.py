@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors of varlen_attention, causal and scaled by 1/sqrt(head_dim): attention of each sequence, masked by its own ends."""
-from attention import DEFAULTS, weights_and_lse
+from attention import DEFAULTS, rounded, weights_and_lse
 from common import (NEGATIVE_INFINITY, Stream, check_gradient, dot, flat, mp, mpf, rows_of, slope, transformed, vector)
 
 
@@ -75,8 +75,8 @@ class Pack:
 
 
 def varlen_vectors(name, q_heads, kv_heads, size, of_q, of_k=None, rest_q=0, rest_k=0, attrs=None, sinks=None,
-                   of_lse=False, v_size=None):
-    """of_lse: the forward pass gives lse, the backward pass gets its gradient."""
+                   of_lse=False, saves=False, v_size=None):
+    """of_lse: the forward pass gives lse, the backward pass gets its gradient; saves: it gets o and lse."""
     sinks = None if sinks is None else [mpf(x) for x in sinks]
     given = {**DEFAULTS, **(attrs or {})}
     of_v = size if v_size is None else v_size
@@ -118,6 +118,9 @@ def varlen_vectors(name, q_heads, kv_heads, size, of_q, of_k=None, rest_q=0, res
     inputs = {**inputs, "grad_o": flat(grad)}
     if of_lse:
         inputs["grad_lse"], optionals = grad_lse, optionals + ["grad_lse"]
+    if saves:
+        inputs["o"], inputs["lse"] = ([rounded(x) for x in saved] for saved in (flat(value), lse))
+        optionals = optionals + ["lse", "o"]
     yield vector(f"{name}/backward", "varlen_attention", "backward", dims, inputs, outputs, optionals, given)
 
 
@@ -130,8 +133,9 @@ def vectors():
     yield from varlen_vectors("varlen_attention_uneven", 2, 2, 3, [0, 2, 4, 1], [2, 0, 3, 1], rest_q=1, rest_k=2)
     yield from varlen_vectors("varlen_attention_sinks", 4, 2, 2, [2, 3, 0], [3, 2, 1], rest_q=1, sinks=[0.5, -2, 3, 0],
                               of_lse=True)
+    yield from varlen_vectors("varlen_attention_saved", 2, 1, 3, [1, 3, 2], [2, 2, 0], rest_q=1, saves=True)
     yield from varlen_vectors("varlen_attention_window", 2, 1, 2, [4, 1], attrs={"window_left": 1, "softcap": 1},
                               of_lse=True)
     yield from varlen_vectors("varlen_attention_small_values", 4, 2, 3, [2, 1], [3, 2], rest_q=1, rest_k=1,
                               sinks=[0.5, -2, 3, 0], of_lse=True, v_size=2)
-    yield from varlen_vectors("varlen_attention_large_values", 2, 1, 2, [1, 3], v_size=5)
+    yield from varlen_vectors("varlen_attention_large_values", 2, 1, 2, [1, 3], v_size=5, saves=True)

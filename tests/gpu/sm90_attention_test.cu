@@ -86,7 +86,7 @@ AttentionParams shape_of(const Problem& problem, const Lengths& lengths, int hea
 
 template <int head_dim, typename T>
 std::vector<Alone> attend_alone(const Problem& problem) {
-  using Config = std::conditional_t<head_dim == 128, AttentionConfig<128, 2, 2>, AttentionConfig<64, 3, 4>>;
+  using Config = ManyQueries<head_dim>;
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
   const auto fill = [&](int heads, int length) {

@@ -44,7 +44,14 @@ bool is_of_keys(std::string_view tensor) { return tensor.ends_with("k") || tenso
 
 /// With sinks, lse and its gradient.
 Case with_sinks(Case c) {
-  c.optionals.insert({"sinks", "lse", "grad_lse"});
+  c.optionals.insert({"sinks", "grad_lse"});
+  if (c.pass->name == "forward") c.optionals.insert("lse");
+  return c;
+}
+
+/// The same, in the backward pass with o and lse of the forward pass. In the forward pass lse is an output.
+Case with_saved(Case c) {
+  if (c.pass->name == "backward") c.optionals.insert({"o", "lse"});
   return c;
 }
 
@@ -71,7 +78,6 @@ struct Alone {
     as_attention.attrs = c.attrs;
     as_attention.optionals = c.optionals;
     as_attention.optionals.erase("cu_seqlens_k");
-    if (c.pass->name == "backward") as_attention.optionals.erase("lse");  // there it is an input
     for (const TensorSpec& spec : as_attention.pass->inputs) {
       if (!is_present(as_attention, spec)) {
         own.emplace_back();
@@ -126,6 +132,7 @@ TEST(VarlenAttention, GoldIsThatOfAttentionOfEachSequence) {
         Case c = packed(pass, own_keys, DType::f64);
         c.attrs[0] = causal;
         if (own_keys) c = with_sinks(c), c.attrs = {causal, 0.5, 7, 3, 2};
+        if (causal != 0) c = with_saved(c);
         std::vector<Tensor> inputs = make_inputs(c, 1);
         const std::vector<GoldOutput> all = collect_gold(c, inputs, 1);
         for_outputs(c, inputs,
@@ -147,7 +154,7 @@ TEST(VarlenAttention, GoldIsThatOfAttentionOfEachSequence) {
 TEST(VarlenAttention, NativeHasTheBitsOfAttentionOfEachSequence) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (const char* pass : {"forward", "backward"}) {
-      const Case c = with_sinks(packed(pass, /*own_keys=*/true, dtype));
+      const Case c = with_saved(with_sinks(packed(pass, /*own_keys=*/true, dtype)));
       std::vector<Tensor> inputs = make_inputs(c, 1);
       const NativeAnswer all = run_native(c, inputs);
       ASSERT_EQ(all.result.status, RunStatus::ok) << all.result.message;
@@ -161,6 +168,50 @@ TEST(VarlenAttention, NativeHasTheBitsOfAttentionOfEachSequence) {
               << output.name << " " << i;
       });
     }
+  }
+}
+
+TEST(VarlenAttention, SavedInputsAreTheGoldOfTheForwardPassRounded) {
+  const Case back = with_saved(packed("backward", /*own_keys=*/true, DType::f32));
+  Case c = packed("forward", /*own_keys=*/true, DType::f32);
+  c.optionals.insert("lse");
+  std::vector<Tensor> inputs = make_inputs(back, 2);
+  for (const GoldOutput& gold : collect_gold(c, make_inputs(c, 1), 1)) {
+    const Tensor& saved = input(back, inputs, gold.name);
+    for (int64_t i = 0; i < saved.count(); ++i)
+      EXPECT_EQ(saved.at(i), static_cast<float>(gold.value[static_cast<size_t>(i)])) << saved.name << i;
+  }
+}
+
+TEST(VarlenAttention, NativeUsesWhatTheForwardPassSaved) {
+  constexpr size_t kDq = 0, kDv = 2;
+  const Case c = with_saved(packed("backward", /*own_keys=*/true, DType::f32));
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  const auto numbers = [&](size_t output) {
+    const NativeAnswer answer = run_native(c, inputs);
+    std::vector<double> all;
+    for (int64_t i = 0; i < answer.outputs[output].count(); ++i) all.push_back(answer.outputs[output].at(i));
+    return all;
+  };
+  const auto add_one = [&](std::string_view name) {
+    Tensor& saved = input(c, inputs, name);
+    for (int64_t i = 0; i < saved.count(); ++i) saved.set(i, saved.at(i) + 1);
+  };
+  const std::vector<double> dq = numbers(kDq), dv = numbers(kDv);
+  add_one("o");
+  EXPECT_NE(numbers(kDq), dq);
+  EXPECT_EQ(numbers(kDv), dv) << "dv has no row sum";
+  add_one("lse");
+  EXPECT_NE(numbers(kDv), dv);
+}
+
+TEST(VarlenAttention, SavedInputsOfAnotherForwardPassAreRefused) {
+  const Case c = with_saved(packed("backward", /*own_keys=*/true, DType::f32));
+  for (const std::string_view name : {"o", "lse"}) {
+    std::vector<Tensor> inputs = make_inputs(c, 1);
+    Tensor& saved = input(c, inputs, name);
+    for (int64_t i = 0; i < saved.count(); ++i) saved.set(i, saved.at(i) + 1);
+    EXPECT_THROW(collect_gold(c, inputs, 1), InputError) << name;
   }
 }
 
@@ -195,7 +246,7 @@ void set_rest(const Case& c, std::vector<Tensor>& inputs, double value) {
 
 TEST(VarlenAttention, RowsBehindTheLastSequenceAreZeroAndNeverLeak) {
   for (const char* pass : {"forward", "backward"}) {
-    const Case c = with_sinks(packed(pass, /*own_keys=*/true, DType::f32));
+    const Case c = with_saved(with_sinks(packed(pass, /*own_keys=*/true, DType::f32)));
     std::vector<Tensor> inputs = make_inputs(c, 1);
     set_rest(c, inputs, 0.5);
     const auto expected = gold_and_native(c, inputs);
