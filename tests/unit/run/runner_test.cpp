@@ -300,6 +300,10 @@ class FailingDevice : public DelegatingDevice {
     ++blocks;
     return DelegatingDevice::allocate(bytes, what);
   }
+  std::byte* allocate_shared(size_t bytes, const std::string& what, Access access) override {
+    ++blocks;
+    return DelegatingDevice::allocate_shared(bytes, what, access);
+  }
   void free(std::byte* memory) noexcept override {
     --blocks;
     DelegatingDevice::free(memory);
