@@ -385,7 +385,7 @@ def as_text(summary):
     """JSON with one line per row, so that diffs of summaries are readable."""
     parts = []
     for name, value in summary.items():
-        rows = ",\n".join("  " + json.dumps(row) for row in value) if isinstance(value, list) else ""
+        rows = ",\n".join("  " + json.dumps(row, separators=(",", ":")) for row in value) if isinstance(value, list) else ""
         parts.append(f" {json.dumps(name)}: " + (f"[\n{rows}\n ]" if rows else json.dumps(value)))
     return "{\n" + ",\n".join(parts) + "\n}\n"
 

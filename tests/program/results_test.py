@@ -167,7 +167,7 @@ class Summaries(Results):
         with open(self.summary, encoding="utf-8") as file:
             lines = [line for line in file if '"ms_median"' in line]
         self.assertEqual(len(lines), 2)
-        self.assertTrue(all(line.startswith('  {"op": "logp", "candidate": ') for line in lines))
+        self.assertTrue(all(line.startswith('  {"op":"logp","candidate":') for line in lines))
 
     def test_leave_out_the_sums_of_both_passes(self):
         records = [{**record("cuda", 1.0), "pass": name} for name in ("forward", "backward", "forward+backward")]
