@@ -26,7 +26,7 @@ constexpr uint64_t kDataBytes = uint64_t{256} << 20;
 constexpr size_t kDiffering = 2;
 /// Rows that are judged of the sets after the first, where the contract samples rows.
 constexpr int64_t kRowsOfOthers = 16;
-/// Above this gold_work() a gold of whole outputs takes seconds, and is computed of the first set alone.
+/// Above this gold_work() a gold that has no quick rows takes seconds, and is computed of the first set alone.
 constexpr double kMostWork = 1e11;
 
 struct Sizes {
@@ -78,9 +78,14 @@ LeftOut left_out_of(const Case& c, const std::vector<const ChosenCandidate*>& ca
   return LeftOut::nonfinite;
 }
 
-bool is_sampled(const Case& c) {
-  return std::any_of(c.pass->outputs.begin(), c.pass->outputs.end(),
-                     [](const OutputSpec& spec) { return spec.sampled; });
+/// Whether the gold of a few rows is quick.
+bool has_quick_rows(const Case& c) {
+  const auto& outputs = c.pass->outputs;
+  const auto is_whole = [&](const OutputSpec& spec) {
+    return is_present(c, spec.tensor) && !spec.sampled_whole.empty();
+  };
+  return std::any_of(outputs.begin(), outputs.end(), [](const OutputSpec& spec) { return spec.sampled; }) &&
+         std::none_of(outputs.begin(), outputs.end(), is_whole);
 }
 
 bool may_differ(const Case& c, const Contract& contract) {
@@ -127,7 +132,7 @@ void judge_bench(const Case& c, const ChosenCandidate& candidate, const BenchDat
     const auto set = static_cast<size_t>(run.kept[slot]);
     const Case judged = case_of_set(c, set);
     int64_t rows = contract.sampling().rows_for(gold_work(judged));
-    if (slot > 0 && !is_sampled(judged) && gold_work(judged) > kMostWork) continue;
+    if (slot > 0 && !has_quick_rows(judged) && gold_work(judged) > kMostWork) continue;
     if (slot > 0 && rows > 0) rows = std::min(rows, kRowsOfOthers);
     const std::vector<Comparison> comparisons =
         judge_outputs(judged, data.inputs[set], data.outputs[index][slot], contract, subject, threads,
