@@ -17,7 +17,7 @@ namespace checkop {
 struct BenchOptions {
   std::vector<std::string> timings{"burst", "sustained"};
   int64_t repeats = 20;
-  std::string baseline;  ///< candidate, or name of a peer, that the others are compared with; empty: none
+  std::string baseline;            ///< candidate, or name of a peer, that the others are compared with; empty: none
   std::vector<std::string> peers;  ///< commands that time implementations of their own
 
   bool wants(const std::string& timing) const {
