@@ -70,7 +70,7 @@ def attention(case):
     if case.attrs["causal"] and case.dims["q_seq"] != case.dims["kv_seq"]:
         raise Unsupported("causal attention of other lengths than the keys': its mask begins at the first key")
     q = case.tensor("batch", "q_heads", "q_seq", "head_dim")
-    k, v = (case.tensor("batch", "kv_heads", "kv_seq", "head_dim") for _ in "kv")
+    k, v = (case.tensor("batch", "kv_heads", "kv_seq", width) for width in ("head_dim", "v_dim"))
     scale = case.attrs["scale"] if case.attrs["scale"] >= 0 else None
     return (q, k, v), lambda q, k, v: F.scaled_dot_product_attention(
         q, k, v, is_causal=bool(case.attrs["causal"]), scale=scale, enable_gqa=True)

@@ -20,7 +20,7 @@ using nlohmann::json;
 
 json described(const Case& c) {
   json dims = json::object(), attrs = json::object(), inputs = json::array(), outputs = json::array();
-  for (const std::string_view dim : dims_of(*c.op)) dims[std::string(dim)] = c.dims.find(dim)->second;
+  for (const std::string_view dim : dims_of(*c.op)) dims[std::string(dim)] = extent_of(c, dim);
   for (size_t i = 0; i < c.attrs.size(); ++i) attrs[std::string(c.op->attrs[i].name)] = json_number(c.attrs[i]);
   for (const TensorSpec& input : c.pass->inputs)
     if (is_present(c, input)) inputs.push_back(input.name);
@@ -100,9 +100,11 @@ void BenchPeers::Peer::start() {
     if (const auto error = answer.find("error")) throw InputError(where, error->string());
     answer.allow_keys({"protocol", "names"});
     answer.at("protocol").integer(1, 1);
-    names_.clear();
-    for (const JsonValue& name : answer.at("names").items()) names_.push_back(name.sentence());
-    if (names_.empty()) answer.at("names").fail("at least one name");
+    std::vector<std::string> names;
+    for (const JsonValue& name : answer.at("names").items()) names.push_back(name.sentence());
+    if (names.empty()) answer.at("names").fail("at least one name");
+    if (!names_.empty() && names != names_) answer.at("names").fail("the names of its first start");
+    names_ = names;
   } catch (const ProcessEnded& e) {
     throw InputError(where, e.what(), "it should answer the first line with the names of what it times");
   }
@@ -145,11 +147,12 @@ BenchPeers::~BenchPeers() = default;
 void BenchPeers::take(const Case& c, const BenchPlan& plan, Half half, std::vector<BenchRun>& runs) {
   const auto of_half = [&](int count) { return half == Half::first ? (count + 1) / 2 : count / 2; };
   const auto take_kind = [&](const std::string& timing, int count, double ms, std::vector<double> BenchRun::*samples) {
+    const bool is_first = half == Half::first && (!plan.burst || timing == "burst");
     size_t first = 0;
     for (const std::unique_ptr<Peer>& peer : peers_) {
       for (const Said& said : peer->time(c, timing, count, ms)) {
         BenchRun& run = runs[first++];
-        if (half == Half::second && run.status != RunStatus::ok) continue;
+        if (!is_first && run.status != RunStatus::ok) continue;
         run.status = said.status;
         run.message = said.message;
         run.workspace_bytes = std::max(run.workspace_bytes, said.peak_bytes);

@@ -135,6 +135,28 @@ class Peers(unittest.TestCase):
             answer = {"times": [json.loads(wrong), {"name": "other", "ms": [1]}]}
             self.assertIn(told, self.records("--peer", self.fake(answer), code=4)[1]["message"])
 
+    def test_one_failure_leaves_an_implementation_out(self):
+        """Of one kind of timing, or of one half."""
+        code = FAKE.replace("    if answer ==", "    if question.get('time', {}).get('timing') == 'burst':\n"
+                            "        answer['times'][0] = {'name': 'fast', 'status': 'failed', 'message': 'no burst'}\n"
+                            "    elif 'time' in question:\n"
+                            "        answer['times'][0] = {'name': 'fast', 'ms': [1]}\n"
+                            "    if answer ==", 1)
+        answers = json.dumps({"hello": {"protocol": 1, "names": ["fast"]}, "time": {"times": [{"name": "fast", "ms": [1]}]}})
+        records = self.records("--peer", f"{self.script('half.py', code)} {self.kept} '{answers}'", timing="burst,sustained", code=1)
+        self.assertEqual([(each["candidate"], each["status"]) for each in records[-1:]], [("fast", "failed")])
+        self.assertEqual(records[-1]["message"], "no burst")
+
+    def test_a_process_that_is_started_again_has_the_same_names(self):
+        code = FAKE.replace("    if answer ==", "    if 'hello' in question and os.path.getsize(kept) > len(line):\n"
+                            "        answer = {'protocol': 1, 'names': ['slow', 'slower']}\n"
+                            "    if answer ==", 1)
+        answers = json.dumps({"hello": {"protocol": 1, "names": ["fast"]}, "time": "exit"})
+        records = self.records("--peer", f"{self.script('again.py', code)} {self.kept} '{answers}'", "--dtype", "fp32,bf16", code=4)
+        self.assertEqual([each["status"] for each in records], ["ok", "crashed", "ok", "crashed"])
+        self.assertIn("exited with code 3", records[1]["message"])
+        self.assertIn("names: expected the names of its first start", records[3]["message"])
+
     def test_what_can_not_be_started_is_one_sentence(self):
         for command, code, told in (
             ("sh -c 'exit 3'", 2, "--peer 'sh -c 'exit 3'': exited with code 3 before it answered; "
