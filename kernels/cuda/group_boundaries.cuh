@@ -26,7 +26,8 @@ checkop_status check_boundaries(const checkop_call* call, const Index* bounds, i
   constexpr int kThreads = 1024;  // any size: each boundary is read twice
   const auto doing = "check group boundaries";
   auto* first_bad = static_cast<unsigned long long*>(flag);
-  unsigned long long bad = kNoBadRow;
+  constexpr auto kNone = std::numeric_limits<unsigned long long>::max();
+  unsigned long long bad = kNone;
   if (auto s = cuda_status(call, cudaMemsetAsync(first_bad, 0xff, sizeof(bad), stream), doing)) return s;
   find_bad_boundary<<<1, kThreads, 0, stream>>>(bounds, count, batch, first_bad);
   if (auto s = launch_status(call, doing)) return s;
@@ -35,7 +36,7 @@ checkop_status check_boundaries(const checkop_call* call, const Index* bounds, i
     return s;
   }
   if (auto s = cuda_status(call, cudaStreamSynchronize(stream), doing)) return s;
-  if (bad == kNoBadRow) return CHECKOP_OK;
+  if (bad == kNone) return CHECKOP_OK;
   return say(
       call, CHECKOP_FAILED,
       "input 'group_boundaries': element %llu is wrong: they must start with 0, increase, and end with the batch %lld",

@@ -3,6 +3,7 @@
 // Nothing of a masked token is read: its id, its logits and its old log-probability may be anything.
 #pragma once
 
+#include "cuda/ids.cuh"
 #include "cuda/softmax.cuh"
 
 namespace checkop::kernels {
@@ -27,11 +28,17 @@ __device__ inline float k3(float d) {
 /// The first inputs of both operators.
 template <typename T>
 struct PolicyInputs {
-  const T *policy, *ref;   ///< [rows, vocab]
-  const int64_t* ids;      ///< [rows]
-  const uint8_t* active;   ///< [rows]
-  const float* old_logps;  ///< [rows]
+  const T *policy, *ref;      ///< [rows, vocab]
+  const int64_t* ids;         ///< [rows]
+  const uint8_t* mask;        ///< [rows]
+  const uint8_t* other_mask;  ///< [rows], or null
+  const float* old_logps;     ///< [rows]
   int64_t vocab;
+
+  /// Whether the row is read at all.
+  __device__ bool is_active(int64_t row) const {
+    return mask[row] != 0 && (other_mask == nullptr || other_mask[row] != 0);
+  }
 };
 
 /// One active token, the same in every thread of its block: delta = lp - old, d = lr - lp, and inputs of the gradient.
@@ -41,21 +48,25 @@ struct Token {
   int64_t target;
 };
 
-/// Computes the Token of `row`; all threads must call. The policy is read last, so that the ring has its last steps.
 template <typename T>
-__device__ Token read_token(StepRing& ring, const PolicyInputs<T>& in, int64_t row) {
-  const T* __restrict__ policy = in.policy + row * in.vocab;
-  const T* __restrict__ ref = in.ref + row * in.vocab;
-  const RowSteps<T> policy_steps(policy, in.vocab);
-  const Partial of_ref = reduce_row(ring, RowSteps<T>(ref, in.vocab), NoTransform{}, false, &policy_steps);
-  __syncthreads();
-  const Partial of_policy = reduce_row(ring, policy_steps, NoTransform{}, true);
+__device__ Token token_of(const PolicyInputs<T>& in, int64_t row, const Partial& of_policy, const Partial& of_ref) {
   int64_t target = in.ids[row];
   if (target < 0 || target >= in.vocab) target = 0;  // IdCheck refuses it
   // (z - max) first: the difference is small and nearly exact, but max + log(sum) may be large.
-  const float lr = (to_float(ref[target]) - of_ref.max) - logf(of_ref.sum);
-  const float lp = (to_float(policy[target]) - of_policy.max) - logf(of_policy.sum);
+  const float lr = (to_float(in.ref[row * in.vocab + target]) - of_ref.max) - logf(of_ref.sum);
+  const float lp = (to_float(in.policy[row * in.vocab + target]) - of_policy.max) - logf(of_policy.sum);
   return {lp - in.old_logps[row], lr - lp, of_policy, target};
+}
+
+/// Computes the Token of `row`; all threads must call. The policy is read last, so that the ring has its last steps.
+template <typename T>
+__device__ Token read_token(StepRing& ring, const PolicyInputs<T>& in, int64_t row) {
+  const RowSteps<T> policy_steps(in.policy + row * in.vocab, in.vocab);
+  const RowSteps<T> ref_steps(in.ref + row * in.vocab, in.vocab);
+  const Partial of_ref = reduce_row(ring, ref_steps, NoTransform{}, false, &policy_steps);
+  __syncthreads();
+  const Partial of_policy = reduce_row(ring, policy_steps, NoTransform{}, true);
+  return token_of(in, row, of_policy, of_ref);
 }
 
 struct PolicyShape {
@@ -86,11 +97,16 @@ inline checkop_status check_grid(const checkop_call* call, int64_t rows) {
              static_cast<long long>(rows));
 }
 
+/// `other_mask`: null if only the attention mask counts.
 template <typename T>
-PolicyInputs<T> policy_inputs(const checkop_call* call, const uint8_t* active, int64_t vocab) {
-  return {static_cast<const T*>(call->inputs[0].data),       static_cast<const T*>(call->inputs[1].data),
-          static_cast<const int64_t*>(call->inputs[2].data), active,
-          static_cast<const float*>(call->inputs[4].data),   vocab};
+PolicyInputs<T> policy_inputs(const checkop_call* call, const uint8_t* other_mask, int64_t vocab) {
+  return {static_cast<const T*>(call->inputs[0].data),
+          static_cast<const T*>(call->inputs[1].data),
+          static_cast<const int64_t*>(call->inputs[2].data),
+          static_cast<const uint8_t*>(call->inputs[3].data),
+          other_mask,
+          static_cast<const float*>(call->inputs[4].data),
+          vocab};
 }
 
 }  // namespace checkop::kernels

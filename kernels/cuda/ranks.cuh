@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "cpu/ranks.hpp"
+#include "cuda/ids.cuh"
 #include "cuda/row_sums.cuh"
 
 namespace checkop::kernels::ranks {
@@ -82,7 +83,7 @@ class TargetIdCheck {
     require(cudaMemsetAsync(sum_, 0, sizeof(*sum_), stream), "check and hash target ids");
     const auto blocks = static_cast<unsigned>(ceil_div(rows_, kThreads) < 64 ? ceil_div(rows_, kThreads) : 64);
     sum_hashes<<<blocks, kThreads, 0, stream>>>(ids_, rows_, sum_);
-    if (const auto status = check_.begin(nullptr, ignored_)) throw native::Refusal(status, message_text());
+    if (const auto status = check_.begin({.except = ignored_})) throw native::Refusal(status, message_text());
   }
 
   /// Waits for begin()'s work and returns the hash. Bad ids are reported by refuse_bad_ids().

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "cuda/common.cuh"
+#include "cuda/dependent.cuh"
 
 namespace checkop::kernels {
 
@@ -62,8 +62,8 @@ class GroupRing {
 constexpr int kMostSlots = 4;  // that wait() knows
 
 /// Launches a kernel whose last parameter is the number of slots of its rings of n groups: `slots`, or as many as the
-/// device's shared memory holds.
-template <int n, typename... Parameters, typename... Arguments>
+/// device's shared memory holds. `starts_early`: see Launch.
+template <int n, bool starts_early = false, typename... Parameters, typename... Arguments>
 cudaError_t launch_with_ring(void (*kernel)(Parameters...), int64_t blocks, int threads, int64_t slots,
                              cudaStream_t stream, Arguments... arguments) {
   int device = 0, most_bytes = 0;
@@ -76,8 +76,8 @@ cudaError_t launch_with_ring(void (*kernel)(Parameters...), int64_t blocks, int 
   slots = std::clamp<int64_t>(std::min<int64_t>(slots, fits), 1, kMostSlots);
   const int bytes = static_cast<int>(slots) * slot_bytes;
   if (auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
-  kernel<<<static_cast<unsigned>(blocks), threads, bytes, stream>>>(arguments..., static_cast<int>(slots));
-  return cudaGetLastError();
+  const Launch launch{dim3(static_cast<unsigned>(blocks)), dim3(threads), stream, bytes, 1, starts_early};
+  return launch_kernel(kernel, launch, arguments..., static_cast<int>(slots));
 }
 
 }  // namespace checkop::kernels

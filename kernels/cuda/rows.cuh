@@ -2,6 +2,7 @@
 // Copies rows bit by bit to positions given by an index; shared by embedding and pack.
 #pragma once
 
+#include "cuda/dependent.cuh"
 #include "cuda/group.cuh"
 
 namespace checkop::kernels {
@@ -56,30 +57,28 @@ __global__ __launch_bounds__(kChunkThreads) void copy_long_rows(const Word* __re
 }
 
 /// Enqueues the kernel for rows of `hidden` elements of `dtype`, which has 16 or 32 bits.
-inline void launch_copy_rows(int32_t dtype, const void* source, int64_t n_source, const int64_t* from, int64_t rows,
-                             int64_t hidden, void* to, cudaStream_t stream) {
+inline cudaError_t launch_copy_rows(int32_t dtype, const void* source, int64_t n_source, const int64_t* from,
+                                    int64_t rows, int64_t hidden, void* to, cudaStream_t stream,
+                                    bool starts_early = false) {
   constexpr int64_t kMaxBlocks = int64_t{1} << 20;  // the kernel strides over the rest
   const int64_t needed = ceil_div(rows, kCopyThreads / kWarp);
   const auto blocks = static_cast<unsigned>(needed < kMaxBlocks ? needed : kMaxBlocks);
   const auto copy = [&]<typename Word>(TypeTag<Word>, int64_t words) {
     const int64_t chunks = ceil_div(words, kChunkWords);
     if (words >= kChunkWords && rows * chunks <= std::numeric_limits<int32_t>::max()) {
-      copy_long_rows<Word><<<static_cast<unsigned>(rows * chunks), kChunkThreads, 0, stream>>>(
-          static_cast<const Word*>(source), n_source, from, words, static_cast<unsigned>(chunks),
-          static_cast<Word*>(to));
-      return;
+      const Launch launch{dim3(static_cast<unsigned>(rows * chunks)), dim3(kChunkThreads), stream, 0, 1, starts_early};
+      return launch_kernel(copy_long_rows<Word>, launch, static_cast<const Word*>(source), n_source, from, words,
+                           static_cast<unsigned>(chunks), static_cast<Word*>(to));
     }
-    copy_rows<Word><<<blocks, kCopyThreads, 0, stream>>>(static_cast<const Word*>(source), n_source, from, rows, words,
-                                                         static_cast<Word*>(to));
+    const Launch launch{dim3(blocks), dim3(kCopyThreads), stream, 0, 1, starts_early};
+    return launch_kernel(copy_rows<Word>, launch, static_cast<const Word*>(source), n_source, from, rows, words,
+                         static_cast<Word*>(to));
   };
   const int64_t row_bytes = hidden * (dtype == CHECKOP_F32 ? 4 : 2);
   if (is_aligned(source) && is_aligned(to) && row_bytes % 16 == 0) {
-    copy(TypeTag<uint4>{}, row_bytes / 16);
-  } else if (dtype == CHECKOP_F32) {
-    copy(TypeTag<uint32_t>{}, hidden);
-  } else {
-    copy(TypeTag<uint16_t>{}, hidden);
+    return copy(TypeTag<uint4>{}, row_bytes / 16);
   }
+  return dtype == CHECKOP_F32 ? copy(TypeTag<uint32_t>{}, hidden) : copy(TypeTag<uint16_t>{}, hidden);
 }
 
 }  // namespace checkop::kernels

@@ -34,11 +34,12 @@ constexpr int kStepSlots = 3;
 using StepRing = GroupRing<kGroups>;
 
 /// Launches a kernel of one block per row, whose last parameter is the number of slots of its StepRing.
-template <typename T, typename... Parameters, typename... Arguments>
+template <typename T, bool starts_early = false, typename... Parameters, typename... Arguments>
 cudaError_t launch_rows(void (*kernel)(Parameters...), int64_t rows, int threads, int64_t vocab, cudaStream_t stream,
                         const Arguments&... arguments) {
   const int64_t steps = ceil_div(vocab, int64_t{threads} * kGroups * kGroupColumns<T>);
-  return launch_with_ring<kGroups>(kernel, rows, threads, std::min<int64_t>(steps, kStepSlots), stream, arguments...);
+  return launch_with_ring<kGroups, starts_early>(kernel, rows, threads, std::min<int64_t>(steps, kStepSlots), stream,
+                                                 arguments...);
 }
 
 constexpr float kLog2e = 1.4426950408889634f;
@@ -208,48 +209,73 @@ __device__ Partial reduce_row(StepRing& ring, const RowSteps<T>& row, const Tran
   return {max, sum};
 }
 
-/// dx = grad*(onehot(target) - softmax(z)) dz/dx for one row of logits x, with z = transform(x). `total` is the result
-/// of reduce_row(), which must have run last: the ring still holds its last steps. p = exp(z - max)/sum, not exp(z -
-/// lse): a large lse would be rounded.
+/// dx = grad*(onehot(target) - softmax(z)) dz/dx for one row of logits x, with z = transform(x), group by group.
+/// p = exp(z - max)/sum, not exp(z - lse): a large lse would be rounded.
+template <typename T, typename Transform>
+class RowGradient {
+ public:
+  static constexpr int kColumns = kGroupColumns<T>;
+
+  __device__ RowGradient(const Partial& total, float grad, int64_t target, int64_t vocab, T* __restrict__ dx,
+                         const Transform& transform)
+      : shift_(exp_shift(total.max)),
+        scale_(1.0f / total.sum),
+        grad_(grad),
+        target_(target),
+        vocab_(vocab),
+        n_whole_(is_aligned(dx) ? vocab / kColumns : 0),
+        dx_(dx),
+        transform_(transform) {}
+
+  /// `group`: its number in the row.
+  __device__ void write(const Group<T>& logits, int64_t group) const {
+    // In 16 bits exponentials are 2^24 times too large: their smallest ones are normal numbers, which ex2 keeps
+    constexpr float kExponent = sizeof(T) == 4 ? 0.0f : 24.0f;
+    const float scale_down = sizeof(T) == 4 ? scale_ : scale_ * 0x1p-24f;
+    const int64_t first = group * kColumns;
+    float x[kColumns], value[kColumns];
+    logits.unpack(x);
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const float below = transform_.apply(x[i]) - shift_;
+      value[i] = (sizeof(T) == 4 ? expf(below) : ex2(fmaf(below, kLog2e, kExponent))) * scale_down;
+    }
+    // Computed once per group: a comparison per column would cost as much as the exp
+    const int64_t target_in_group = target_ - first;
+    if (target_in_group >= 0 && target_in_group < kColumns) {
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {  // exactly, because the difference may be small
+        if (i == target_in_group) value[i] = expf(transform_.apply(x[i]) - shift_) * scale_ - 1.0f;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) value[i] = value[i] * -grad_ * transform_.slope(x[i]);
+    if (group < n_whole_) {  // streaming store: dx is not read here, so L2 is left to the logits
+      __stcs(reinterpret_cast<uint4*>(dx_ + first), Group<T>::packed(value).bits);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        if (first + i < vocab_) dx_[first + i] = from_float<T>(value[i]);
+      }
+    }
+  }
+
+ private:
+  float shift_, scale_, grad_;
+  int64_t target_, vocab_, n_whole_;
+  T* __restrict__ dx_;
+  const Transform& transform_;
+};
+
+/// The gradient of one row. `total` is the result of reduce_row(), which must have run last: the ring still holds its
+/// last steps.
 template <typename T, typename Transform = NoTransform>
 __device__ void write_gradient(StepRing& ring, const RowSteps<T>& row, const Partial& total, float grad, int64_t target,
                                T* __restrict__ dx, const Transform& transform = {}) {
-  constexpr int kColumns = kGroupColumns<T>;
-  // In 16 bits exponentials are 2^24 times too large: their smallest ones are normal numbers, which ex2 keeps
-  constexpr float kExponent = sizeof(T) == 4 ? 0.0f : 24.0f;
-  const float shift = exp_shift(total.max), scale = 1.0f / total.sum;
-  const float scale_down = sizeof(T) == 4 ? scale : scale * 0x1p-24f;
-  const int64_t vocab = row.vocab(), n_whole = is_aligned(dx) ? vocab / kColumns : 0;
+  const RowGradient<T, Transform> gradient(total, grad, target, row.vocab(), dx, transform);
   for_each_step_again(ring, row, [&](const Group<T>(&groups)[kGroups], int64_t step) {
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const int64_t group = row.group(step, g), first = group * kColumns;
-      float x[kColumns], value[kColumns];
-      groups[g].unpack(x);
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) {
-        const float below = transform.apply(x[i]) - shift;
-        value[i] = (sizeof(T) == 4 ? expf(below) : ex2(fmaf(below, kLog2e, kExponent))) * scale_down;
-      }
-      // Computed once per group: a comparison per column would cost as much as the exp
-      const int64_t target_in_group = target - first;
-      if (target_in_group >= 0 && target_in_group < kColumns) {
-#pragma unroll
-        for (int i = 0; i < kColumns; ++i) {  // exactly, because the difference may be small
-          if (i == target_in_group) value[i] = expf(transform.apply(x[i]) - shift) * scale - 1.0f;
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) value[i] = value[i] * -grad * transform.slope(x[i]);
-      if (group < n_whole) {  // streaming store: dx is not read here, so L2 is left to the logits
-        __stcs(reinterpret_cast<uint4*>(dx + first), Group<T>::packed(value).bits);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kColumns; ++i) {
-          if (first + i < vocab) dx[first + i] = from_float<T>(value[i]);
-        }
-      }
-    }
+    for (int g = 0; g < kGroups; ++g) gradient.write(groups[g], row.group(step, g));
   });
 }
 

@@ -6,17 +6,19 @@
 //   token_ids: [tokens] i64   weight, dweight: [vocab, hidden]   y, grad_y: [tokens, hidden]
 //   the last four f32|f16|bf16, all the same; all contiguous
 //   Limits: tokens, vocab < 2^31; backward hidden < 2^25. Ids outside [0, vocab) are CHECKOP_FAILED.
-//   Workspace: 256 bytes; backward 8 * vocab + (16 + hidden / 8) * tokens and the sort's scratch, rounded up.
+//   Workspace: 256 bytes; backward 12 * vocab + (16 + hidden / 8) * tokens and the sort's scratch, rounded up.
 //   Expected error: forward none; backward chains of 64 + tokens / 64 fp32 additions at most, one output rounding.
 //
 // Backward. Sorted tokens are cut into windows of 64. If an id's tokens lie in several windows, separate blocks sum
 // each window, so that a very frequent id does not wait for one block to read most of grad_y. Tokens are added in
-// ascending order, and the order of all sums follows from the ids alone. dweight is cleared while the tokens are
-// sorted; then the rows that tokens have are written.
+// ascending order, and the order of all sums follows from the ids alone. Rows that no token has become
+// zeros beside all that.
 #include <algorithm>
 #include <cub/device/device_radix_sort.cuh>
 
+#include "cuda/ids.cuh"
 #include "cuda/rows.cuh"
+#include "cuda/slots.cuh"
 
 namespace checkop::kernels {
 namespace {
@@ -33,14 +35,15 @@ struct Sorted {
   unsigned *ids, *tokens;  ///< [tokens] each
 };
 
-/// Fills in the unsorted ids and token numbers.
+/// Fills in the unsorted ids and token numbers, and 0 for each id that a token has.
 __global__ __launch_bounds__(kThreads) void number_tokens(const int64_t* __restrict__ token_ids, int64_t tokens,
-                                                          int64_t vocab, Sorted to) {
+                                                          int64_t vocab, Sorted to, int32_t* __restrict__ used) {
   const int64_t token = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (token >= tokens) return;
   const int64_t id = token_ids[token];
   to.ids[token] = static_cast<unsigned>(id < 0 || id >= vocab ? vocab : id);  // IdCheck refuses ids outside
   to.tokens[token] = static_cast<unsigned>(token);
+  if (id >= 0 && id < vocab) used[id] = 0;
 }
 
 /// ranges[v] = begin and end of id v's tokens in `sorted`; untouched for an id without tokens.
@@ -103,7 +106,7 @@ __global__ __launch_bounds__(kSumThreads) void sum_windows(Sorted sorted, const 
 }
 
 /// dweight of the ids that tokens have: the sum of an id's gradients, or of its windows' partial sums if it has several
-/// windows. Other rows must be zero already. Blocks: columns of the tokens in sorted order; that of an id's first token
+/// windows. Other rows are left as they are. Blocks: columns of the tokens in sorted order; that of an id's first token
 /// adds.
 template <typename T>
 __global__ __launch_bounds__(kSumThreads) void sum_gradients(Sorted sorted, const uint2* __restrict__ ranges,
@@ -173,7 +176,7 @@ size_t forward_bytes(const checkop_call*) { return kIdCheckBytes; }
 
 /// Layout of the backward pass's workspace, in bytes from its start; IdCheck uses the first bytes.
 struct WorkspaceLayout {
-  size_t ranges, unsorted, sorted, partials, scratch, scratch_bytes, bytes;
+  size_t ranges, used, unsorted, sorted, partials, scratch, scratch_bytes, bytes;
 
   explicit WorkspaceLayout(const EmbeddingShape& shape) {
     const auto tokens = static_cast<size_t>(shape.tokens), list = padded(tokens * sizeof(unsigned));
@@ -181,7 +184,8 @@ struct WorkspaceLayout {
     scratch_bytes = 0;
     if (tokens > 0) (void)sort(nullptr, scratch_bytes, {}, {}, shape, nullptr);
     ranges = kIdCheckBytes;
-    unsorted = ranges + padded(static_cast<size_t>(shape.vocab) * sizeof(uint2));
+    used = ranges + padded(static_cast<size_t>(shape.vocab) * sizeof(uint2));
+    unsorted = used + padded(static_cast<size_t>(shape.vocab) * sizeof(int32_t));
     sorted = unsorted + 2 * list;
     partials = sorted + 2 * list;
     scratch = partials + padded(windows * 2 * static_cast<size_t>(shape.hidden) * sizeof(float));
@@ -212,33 +216,47 @@ size_t backward_bytes(const checkop_call* call) {
   return WorkspaceLayout({leading_count(grad_y), dweight.shape[0], last_extent(dweight)}).bytes;
 }
 
-/// Clears the gradient on a stream of its own, beside the sort.
-class Clearing {
+/// Work on cudaStreamPerThread beside a call's stream.
+class Beside {
  public:
-  Clearing() = default;
-  Clearing(const Clearing&) = delete;
-  Clearing& operator=(const Clearing&) = delete;
-  ~Clearing() {
-    for (const cudaEvent_t event : {begun_, cleared_})
+  Beside() = default;
+  Beside(const Beside&) = delete;
+  Beside& operator=(const Beside&) = delete;
+  ~Beside() {
+    for (const cudaEvent_t event : {begun_, done_})
       if (event != nullptr) (void)cudaEventDestroy(event);
   }
-  /// What the stream holds by now comes before.
+  /// What `stream` holds by now comes before.
   cudaError_t begin(cudaStream_t stream) {
-    for (cudaEvent_t* event : {&begun_, &cleared_})
+    for (cudaEvent_t* event : {&begun_, &done_})
       if (auto error = cudaEventCreateWithFlags(event, cudaEventDisableTiming)) return error;
-    return cudaEventRecord(begun_, stream);
+    if (auto error = cudaEventRecord(begun_, stream)) return error;
+    return cudaStreamWaitEvent(cudaStreamPerThread, begun_);
   }
-  /// What the stream is given from now on comes behind.
-  cudaError_t clear(void* to, size_t bytes, cudaStream_t stream) const {
-    if (auto error = cudaStreamWaitEvent(cudaStreamPerThread, begun_)) return error;
-    if (auto error = cudaMemsetAsync(to, 0, bytes, cudaStreamPerThread)) return error;
-    if (auto error = cudaEventRecord(cleared_, cudaStreamPerThread)) return error;
-    return cudaStreamWaitEvent(stream, cleared_);
+  /// What `stream` is given from now on comes behind.
+  cudaError_t join(cudaStream_t stream) const {
+    if (auto error = cudaEventRecord(done_, cudaStreamPerThread)) return error;
+    return cudaStreamWaitEvent(stream, done_);
   }
 
  private:
-  cudaEvent_t begun_ = nullptr, cleared_ = nullptr;
+  cudaEvent_t begun_ = nullptr, done_ = nullptr;
 };
+
+/// Rows of unused ids become zeros.
+cudaError_t launch_zeros(const int32_t* used, const EmbeddingShape& shape, const checkop_tensor& dweight,
+                         cudaStream_t stream) {
+  constexpr int kBlocksOfSM = 4;  // half of its threads: enough to write at full rate, and the sort finds room
+  int device = 0, n_sms = 0;
+  if (auto error = cudaGetDevice(&device)) return error;
+  if (auto error = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device)) return error;
+  const unsigned blocks = std::min(slot_blocks(shape.vocab * kWarp), static_cast<unsigned>(kBlocksOfSM * n_sms));
+  with_row_words(dweight.dtype, {dweight.data}, shape.hidden, [&]<typename Word>(TypeTag<Word>, int64_t words) {
+    clear_unused_rows<Word>
+        <<<blocks, kSlotThreads, 0, stream>>>(used, shape.vocab, words, static_cast<Word*>(dweight.data));
+  });
+  return cudaGetLastError();
+}
 
 checkop_status launch_forward(const checkop_call* call) {
   if (auto status = CallCheck(call).counts(2, 1).status()) return status;
@@ -250,8 +268,10 @@ checkop_status launch_forward(const checkop_call* call) {
   const auto* ids = static_cast<const int64_t*>(call->inputs[0].data);
   IdCheck id_check(call, ids, shape.tokens, shape.vocab, "token_ids", call->workspace, stream);
   if (auto status = id_check.begin()) return status;
-  launch_copy_rows(y.dtype, weight.data, shape.vocab, ids, shape.tokens, shape.hidden, y.data, stream);
-  if (auto status = launch_status(call, "launch embedding forward")) return status;
+  const auto error =
+      launch_copy_rows(y.dtype, weight.data, shape.vocab, ids, shape.tokens, shape.hidden, y.data, stream,
+                       /*starts_early=*/true);
+  if (auto status = cuda_status(call, error, "launch embedding forward")) return status;
   return id_check.finish();
 }
 
@@ -278,16 +298,22 @@ checkop_status launch_backward(const checkop_call* call) {
     const auto bytes = static_cast<size_t>(shape.vocab * shape.hidden) * (dweight.dtype == CHECKOP_F32 ? 4 : 2);
     return cuda_status(call, cudaMemsetAsync(dweight.data, 0, bytes, stream), "clear the gradient");
   }
-  Clearing clearing;
-  if (auto status = cuda_status(call, clearing.begin(stream), "clear the gradient")) return status;
   if (auto status = id_check.begin()) return status;
+  auto* used = reinterpret_cast<int32_t*>(workspace + layout.used);
+  const auto used_bytes = static_cast<size_t>(shape.vocab) * sizeof(*used);
+  auto error = cudaMemsetAsync(used, 0xff, used_bytes, stream);
+  if (auto status = cuda_status(call, error, "number the tokens")) return status;
   const auto blocks = static_cast<unsigned>(ceil_div(shape.tokens, kThreads));
-  number_tokens<<<blocks, kThreads, 0, stream>>>(ids, shape.tokens, shape.vocab, unsorted);
+  number_tokens<<<blocks, kThreads, 0, stream>>>(ids, shape.tokens, shape.vocab, unsorted, used);
   if (auto status = launch_status(call, "number the tokens")) return status;
+  Beside beside;
+  if (auto status = cuda_status(call, beside.begin(stream), "sort the tokens")) return status;
+  if (auto status = cuda_status(call, launch_zeros(used, shape, dweight, stream), "clear the gradient")) return status;
   size_t scratch_bytes = layout.scratch_bytes;
-  const auto error = WorkspaceLayout::sort(workspace + layout.scratch, scratch_bytes, unsorted, sorted, shape, stream);
+  const auto other = cudaStreamPerThread;
+  error = WorkspaceLayout::sort(workspace + layout.scratch, scratch_bytes, unsorted, sorted, shape, other);
   if (auto status = cuda_status(call, error, "sort the tokens")) return status;
-  find_ranges<<<blocks, kThreads, 0, stream>>>(sorted.ids, shape.tokens, shape.vocab, ranges);
+  find_ranges<<<blocks, kThreads, 0, other>>>(sorted.ids, shape.tokens, shape.vocab, ranges);
   return with_float_type(grad_y.dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     const auto* grad = static_cast<const T*>(grad_y.data);
@@ -295,17 +321,16 @@ checkop_status launch_backward(const checkop_call* call) {
     const bool aligned = rows_are_aligned<T>({grad, out}, shape.hidden);
     const int64_t columns = ceil_div(ceil_div(shape.hidden, kGroupColumns<T>), kSumThreads);
     const dim3 windows(static_cast<unsigned>(ceil_div(shape.tokens, kWindow)), static_cast<unsigned>(columns), 2);
-    sum_windows<T><<<windows, kSumThreads, 0, stream>>>(sorted, ranges, grad, shape.tokens, shape.vocab, shape.hidden,
-                                                        aligned, partials);
+    sum_windows<T><<<windows, kSumThreads, 0, other>>>(sorted, ranges, grad, shape.tokens, shape.vocab, shape.hidden,
+                                                       aligned, partials);
     if (auto status = launch_status(call, "sum windows of tokens")) return status;
-    if (auto status = id_check.finish()) return status;
-    const auto bytes = static_cast<size_t>(shape.vocab * shape.hidden) * sizeof(T);
-    if (auto status = cuda_status(call, clearing.clear(out, bytes, stream), "clear the gradient")) return status;
     constexpr int64_t kMaxBlocks = int64_t{1} << 30;  // the kernel strides over the rest
     const auto sums = static_cast<unsigned>(std::min(shape.tokens * columns, kMaxBlocks));
-    sum_gradients<T><<<sums, kSumThreads, 0, stream>>>(sorted, ranges, grad, partials, shape.tokens, shape.vocab,
-                                                       shape.hidden, columns, aligned, out);
-    return launch_status(call, "launch embedding backward");
+    sum_gradients<T><<<sums, kSumThreads, 0, other>>>(sorted, ranges, grad, partials, shape.tokens, shape.vocab,
+                                                      shape.hidden, columns, aligned, out);
+    if (auto status = launch_status(call, "launch embedding backward")) return status;
+    if (auto status = cuda_status(call, beside.join(stream), "launch embedding backward")) return status;
+    return id_check.finish();
   });
 }
 

@@ -9,7 +9,7 @@
 //   action_ids: i64   masks: u8   old_logps, rewards[batch], grad_loss, loss, policy_loss, kl: f32
 //   group_boundaries: i64, may be absent
 //   Limits: batch*seq < 2^31. Active ids outside [0, vocab) and boundaries that do not cut the batch are
-//   CHECKOP_FAILED. Workspace: 512 bytes, a byte and two floats per token and a float per completion, each array
+//   CHECKOP_FAILED. Workspace: 512 bytes, two floats per token and a float per completion, each array
 //   rounded up to 256. Expected error: that of ratio_kl per token, then a chain of tokens/1024 + 10 fp32 additions.
 //   Bits depend only on the shape and the values; the gradient of a token only on its own row, A and n.
 #include "cuda/group_boundaries.cuh"
@@ -31,11 +31,10 @@ struct GrpoParams {
 
 /// Layout of the workspace; the checks use the first 256 bytes.
 struct WorkspaceLayout {
-  int64_t active, advantages, losses, kls, divisor, bytes;
+  int64_t advantages, losses, kls, divisor, bytes;
 
   WorkspaceLayout(int64_t rows, int64_t batch) {
-    active = static_cast<int64_t>(kIdCheckBytes);
-    advantages = active + round_up(rows, kAlign);
+    advantages = static_cast<int64_t>(kIdCheckBytes);
     losses = advantages + round_up(4 * batch, kAlign);
     kls = losses + round_up(4 * rows, kAlign);
     divisor = kls + round_up(4 * rows, kAlign);
@@ -43,20 +42,39 @@ struct WorkspaceLayout {
   }
 };
 
-/// Sets active = attention_mask != 0 and completion_mask != 0, for every token.
-__global__ void mark_active(const uint8_t* __restrict__ attention, const uint8_t* __restrict__ completion, int64_t rows,
-                            uint8_t* __restrict__ active) {
-  for (int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; row < rows;
-       row += int64_t{gridDim.x} * blockDim.x) {
-    active[row] = attention[row] != 0 && completion[row] != 0 ? 1 : 0;
+/// What all tokens need. The first block: divisor = number of active tokens, at least 1, since without active tokens
+/// every sum is 0. The others: advantages of one group per warp, relative to the first reward, so that equal rewards
+/// give exactly 0, although their computed mean could be an ulp off.
+__global__ __launch_bounds__(kSumThreads) void prepare(const uint8_t* __restrict__ attention,
+                                                       const uint8_t* __restrict__ completion, int64_t rows,
+                                                       const float* __restrict__ rewards,
+                                                       const int64_t* __restrict__ bounds, int64_t samples,
+                                                       int64_t groups, float eps, float* __restrict__ advantages,
+                                                       float* __restrict__ divisor) {
+  start_dependent_kernel();
+  if (blockIdx.x == 0) {
+    __shared__ int in_warp[kSumThreads / kWarp];
+    constexpr int64_t kMasks = sizeof(uint4);
+    const int64_t whole = is_aligned(attention) && is_aligned(completion) ? rows / kMasks : 0;
+    int mine = 0;
+    for (int64_t i = threadIdx.x; i < whole; i += kSumThreads) {
+      const auto a = bit_cast<Pack<uint8_t, kMasks>>(reinterpret_cast<const uint4*>(attention)[i]);
+      const auto c = bit_cast<Pack<uint8_t, kMasks>>(reinterpret_cast<const uint4*>(completion)[i]);
+#pragma unroll
+      for (int k = 0; k < kMasks; ++k) mine += a.at[k] != 0 && c.at[k] != 0 ? 1 : 0;
+    }
+    for (int64_t row = whole * kMasks + threadIdx.x; row < rows; row += kSumThreads) {
+      mine += attention[row] != 0 && completion[row] != 0 ? 1 : 0;
+    }
+    mine = __reduce_add_sync(kAllLanes, mine);
+    if (threadIdx.x % kWarp == 0) in_warp[threadIdx.x / kWarp] = mine;
+    __syncthreads();
+    if (threadIdx.x >= kWarp) return;
+    const int count = __reduce_add_sync(kAllLanes, in_warp[threadIdx.x]);
+    if (threadIdx.x == 0) *divisor = fmaxf(static_cast<float>(count), 1.0f);
+    return;
   }
-}
-
-/// Advantages of one group per warp, relative to the first reward: so equal rewards give exactly 0, although their
-/// computed mean could be an ulp off.
-__global__ void group_advantages(const float* __restrict__ rewards, const int64_t* __restrict__ bounds, int64_t samples,
-                                 int64_t groups, float eps, float* __restrict__ advantages) {
-  const int64_t group = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp;
+  const int64_t group = (int64_t{blockIdx.x - 1} * blockDim.x + threadIdx.x) / kWarp;
   if (group >= groups) return;  // a whole warp
   const int64_t begin = bounds != nullptr ? bounds[group] : group * samples;
   const int64_t end = bounds != nullptr ? bounds[group + 1] : begin + samples;
@@ -73,16 +91,6 @@ __global__ void group_advantages(const float* __restrict__ rewards, const int64_
   for (int64_t i = begin + lane; i < end; i += kWarp) advantages[i] = ((rewards[i] - first) - mean) / deviation;
 }
 
-/// divisor = number of active tokens, at least 1: without active tokens every sum is 0.
-__global__ __launch_bounds__(kSumThreads) void count_active(const uint8_t* __restrict__ active, int64_t rows,
-                                                            float* __restrict__ divisor) {
-  __shared__ float shared[kWarp];
-  float mine = 0.0f;
-  for (int64_t row = threadIdx.x; row < rows; row += blockDim.x) mine += static_cast<float>(active[row]);
-  const float total = block_sum(mine, shared);
-  if (threadIdx.x == 0) *divisor = fmaxf(total, 1.0f);
-}
-
 /// L and kl of one token per block; 0 if the token is not active.
 template <typename T>
 __global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void token_losses(PolicyInputs<T> in, GrpoParams params,
@@ -90,12 +98,14 @@ __global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void token_losses(Policy
                                                                           float* __restrict__ losses,
                                                                           float* __restrict__ kls, int slots) {
   const int64_t row = blockIdx.x;
-  if (in.active[row] == 0) {  // the same for the whole block
+  if (!in.is_active(row)) {  // the same for the whole block
+    wait_for_kernel_before();
     if (threadIdx.x == 0) losses[row] = 0.0f, kls[row] = 0.0f;
     return;
   }
   StepRing ring(slots);
   const Token token = read_token(ring, in, row);
+  wait_for_kernel_before();
   if (threadIdx.x != 0) return;
   const float a = advantages[row / params.seq], ratio = expf(token.delta);
   // Not fminf(fmaxf()), which would turn a NaN into a finite loss.
@@ -113,6 +123,7 @@ __global__ __launch_bounds__(kSumThreads) void average(const float* __restrict__
                                                        float* __restrict__ loss, float* __restrict__ policy_loss,
                                                        float* __restrict__ kl) {
   __shared__ float shared_loss[kWarp], shared_kl[kWarp];
+  wait_for_kernel_before();
   float my_loss = 0.0f, my_kl = 0.0f;
   for (int64_t row = threadIdx.x; row < rows; row += blockDim.x) my_loss += losses[row], my_kl += kls[row];
   const float total_loss = block_sum(my_loss, shared_loss), total_kl = block_sum(my_kl, shared_kl);
@@ -131,9 +142,10 @@ __global__ __launch_bounds__(kMaxBackwardThreads) void grpo_backward(PolicyInput
                                                                      T* __restrict__ dpolicy, int slots) {
   const int64_t row = blockIdx.x;
   T* __restrict__ dz = dpolicy + row * in.vocab;
-  if (in.active[row] == 0) return write_zeros(dz, in.vocab);
+  if (!in.is_active(row)) return write_zeros(dz, in.vocab);
   StepRing ring(slots);
   const Token token = read_token(ring, in, row);
+  wait_for_kernel_before();
   const float a = advantages[row / params.seq], ratio = expf(token.delta);
   const bool unclipped = a < 0.0f ? !(ratio < 1.0f - params.clip) : !(ratio > 1.0f + params.clip);
   const float of_loss = unclipped ? -a * ratio : 0.0f;
@@ -190,8 +202,6 @@ size_t workspace_bytes(const checkop_call* call) {
 }
 
 checkop_status launch(const checkop_call* call, bool backward) {
-  constexpr int kThreads = 256;         // any size: these kernels are small
-  constexpr int64_t kMaxBlocks = 1024;  // enough to fill a GPU; the kernel strides over the rest
   PolicyShape shape;
   if (auto status = check_call(call, backward, shape)) return status;
   if (shape.rows == 0) return CHECKOP_OK;
@@ -199,7 +209,6 @@ checkop_status launch(const checkop_call* call, bool backward) {
   const int64_t batch = call->inputs[0].shape[0];
   const WorkspaceLayout layout(shape.rows, batch);
   auto* workspace = static_cast<char*>(call->workspace);
-  auto* active = reinterpret_cast<uint8_t*>(workspace + layout.active);
   auto* advantages = reinterpret_cast<float*>(workspace + layout.advantages);
   auto* losses = reinterpret_cast<float*>(workspace + layout.losses);
   auto* kls = reinterpret_cast<float*>(workspace + layout.kls);
@@ -212,38 +221,36 @@ checkop_status launch(const checkop_call* call, bool backward) {
     bounds = static_cast<const int64_t*>(call->inputs[kGroupBoundaries].data);
     if (auto status = check_boundaries(call, bounds, groups + 1, batch, call->workspace, stream)) return status;
   }
-  const int64_t blocks = ceil_div(shape.rows, kThreads);
-  mark_active<<<static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks), kThreads, 0, stream>>>(
-      static_cast<const uint8_t*>(call->inputs[3].data),
-      static_cast<const uint8_t*>(call->inputs[kCompletionMask].data), shape.rows, active);
-  if (auto status = launch_status(call, "mark active tokens")) return status;
+  const auto *attention = static_cast<const uint8_t*>(call->inputs[3].data),
+             *completion = static_cast<const uint8_t*>(call->inputs[kCompletionMask].data);
   const auto* ids = static_cast<const int64_t*>(call->inputs[2].data);
   IdCheck id_check(call, ids, shape.rows, shape.vocab, "action_ids", call->workspace, stream);
-  if (auto status = id_check.begin(active)) return status;
-  group_advantages<<<static_cast<unsigned>(ceil_div(groups * kWarp, kThreads)), kThreads, 0, stream>>>(
-      static_cast<const float*>(call->inputs[kRewards].data), bounds, samples, groups,
-      static_cast<float>(call->attrs[kEps].value), advantages);
-  count_active<<<1, kSumThreads, 0, stream>>>(active, shape.rows, divisor);
-  if (auto status = launch_status(call, "launch grpo_loss group statistics")) return status;
+  if (auto status = id_check.begin({.mask = attention, .other_mask = completion})) return status;
+  const dim3 prepare_blocks(static_cast<unsigned>(1 + ceil_div(groups * kWarp, kSumThreads)));
+  const auto prepared =
+      launch_dependent(prepare, prepare_blocks, dim3(kSumThreads), stream, attention, completion, shape.rows,
+                       static_cast<const float*>(call->inputs[kRewards].data), bounds, samples, groups,
+                       static_cast<float>(call->attrs[kEps].value), advantages, divisor);
+  if (auto status = cuda_status(call, prepared, "launch grpo_loss group statistics")) return status;
 
   const GrpoParams params{static_cast<float>(call->attrs[kClipEps].value), static_cast<float>(call->attrs[kBeta].value),
                           shape.rows / batch};
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
-    const PolicyInputs<T> in = policy_inputs<T>(call, active, shape.vocab);
+    const PolicyInputs<T> in = policy_inputs<T>(call, completion, shape.vocab);
     if (backward) {
-      const auto error = launch_rows<T>(
+      const auto error = launch_rows<T, true>(
           grpo_backward<T>, shape.rows, backward_threads_for(shape.vocab), shape.vocab, stream, in, params, advantages,
           divisor, static_cast<const float*>(call->inputs[kGradLoss].data), static_cast<T*>(call->outputs[0].data));
       if (auto s = cuda_status(call, error, "launch grpo_loss backward")) return s;
     } else {
-      const auto error = launch_rows<T>(token_losses<T>, shape.rows, threads_for(shape.vocab), shape.vocab, stream, in,
+      auto error = launch_rows<T, true>(token_losses<T>, shape.rows, threads_for(shape.vocab), shape.vocab, stream, in,
                                         params, advantages, losses, kls);
       if (auto s = cuda_status(call, error, "launch grpo_loss forward")) return s;
-      average<<<1, kSumThreads, 0, stream>>>(
-          losses, kls, shape.rows, divisor, params.beta, static_cast<float*>(call->outputs[0].data),
-          static_cast<float*>(call->outputs[1].data), static_cast<float*>(call->outputs[2].data));
-      if (auto s = launch_status(call, "launch grpo_loss averages")) return s;
+      error = launch_dependent(average, dim3(1), dim3(kSumThreads), stream, losses, kls, shape.rows, divisor,
+                               params.beta, static_cast<float*>(call->outputs[0].data),
+                               static_cast<float*>(call->outputs[1].data), static_cast<float*>(call->outputs[2].data));
+      if (auto s = cuda_status(call, error, "launch grpo_loss averages")) return s;
     }
     return id_check.finish();
   });

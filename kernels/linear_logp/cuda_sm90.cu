@@ -117,16 +117,18 @@ checkop_status run(const checkop_call* call, bool backward, const hopper::Hopper
   const int64_t rows = p.shape.rows;
   auto count = static_cast<unsigned long long>(rows);
   const bool lists = backward || rows > kFewRows;
-  const RowList list = hopper::row_list_in(p, IdCheck::extra_of(call->workspace));
+  unsigned long long* const extra = IdCheck::extra_of(call->workspace);
+  const RowList list = hopper::row_list_in(p, extra);
   if (lists) {
     const auto* grad_logp = backward ? static_cast<const float*>(call->inputs[4].data) : nullptr;
     linear_logp::launch_list_rows(p.target_ids, grad_logp, ignored, rows, backward ? sm90::kBlockRows : 1, list,
                                   p.stream);
   }
   IdCheck id_check(call, p.target_ids, rows, p.shape.vocab, "target_ids", call->workspace, p.stream);
-  if (auto status = id_check.begin(nullptr, ignored)) return status;
+  if (auto status = id_check.begin({.except = ignored, .extra = lists ? extra : nullptr})) return status;
   if (lists) {
-    if (auto status = id_check.finish(&count)) return status;
+    if (auto status = id_check.finish()) return status;
+    count = id_check.extra();
   }
   const auto n = static_cast<int64_t>(count);
   const char* variant = "every row is ignored: nothing to compute";

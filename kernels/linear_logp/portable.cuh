@@ -8,6 +8,7 @@
 // are cut into calls either.
 #pragma once
 
+#include "cuda/ids.cuh"
 #include "gemm/tile.cuh"
 #include "linear_logp/segments.cuh"
 #include "linear_logp/weight_gradients.cuh"

@@ -2,6 +2,7 @@
 // linear_logp by Hopper's wgmma, as described in cuda_sm90.cu. The weight may be one rank's part of a larger one.
 #pragma once
 
+#include "cuda/ids.cuh"
 #include "linear_logp/row_list.cuh"
 #include "sm90/gradient.cuh"
 #include "sm90/select.cuh"

@@ -194,13 +194,15 @@ checkop_status run(const checkop_call* call, bool backward, double temperature) 
                             0,
                             layout.logits.exponents,
                             static_cast<float>(1.4426950408889634 / temperature)};
-  const RowList list = hopper::row_list_in(p, IdCheck::extra_of(call->workspace));
+  unsigned long long* const extra = IdCheck::extra_of(call->workspace);
+  const RowList list = hopper::row_list_in(p, extra);
   linear_logp::launch_list_rows(p.target_ids, nullptr, kMasked, shape.rows, 1, list, stream);
   IdCheck id_check(call, static_cast<const int64_t*>(call->inputs[kTargetIds].data), shape.rows, shape.vocab,
                    "target_ids", call->workspace, stream);
-  if (auto status = id_check.begin(static_cast<const uint8_t*>(call->inputs[kMask].data))) return status;
-  unsigned long long count = 0;
-  if (auto status = id_check.finish(&count)) return status;
+  const auto* mask = static_cast<const uint8_t*>(call->inputs[kMask].data);
+  if (auto status = id_check.begin({.mask = mask, .extra = extra})) return status;
+  if (auto status = id_check.finish()) return status;
+  const unsigned long long count = id_check.extra();
   if (count == 0) return clear_outputs(call);
 
   const Step<T> step{call, layout, p, list, static_cast<int64_t>(count), static_cast<float>(1 / temperature)};

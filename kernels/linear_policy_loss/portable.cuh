@@ -210,7 +210,7 @@ checkop_status run(const checkop_call* call, bool backward, const LogitTransform
   const auto stream = static_cast<cudaStream_t>(call->stream);
   IdCheck id_check(call, static_cast<const int64_t*>(call->inputs[kTargetIds].data), shape.rows, shape.vocab,
                    "target_ids", workspace, stream);
-  if (auto status = id_check.begin(static_cast<const uint8_t*>(call->inputs[kMask].data))) return status;
+  if (auto status = id_check.begin({.mask = static_cast<const uint8_t*>(call->inputs[kMask].data)})) return status;
   if (auto status = id_check.finish()) return status;
 
   linear_logp::LinearLogpParams<T> p{shape,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// logp / cuda: one block per row, log-sum-exp in fp32 in one pass over the row, portable CUDA.
+// logp / cuda: one block or cluster per row, log-sum-exp in fp32 in one pass over the row, portable CUDA.
 //   forward   logp[row] = z[row,t] - lse(z[row,:]),  t = token_ids[row]
 //   backward  dlogits[row,c] = g[row] * ((c == t) - softmax(z[row,:])[c]) * dz/dlogits,  g = grad_logp
 //   z = softcap tanhf(logits / softcap) / temperature, or logits / temperature if softcap is 0
@@ -7,8 +7,11 @@
 //   If token_ids[row] = ignore_index: logp and gradient are 0, and the row of logits is not read.
 //   top_k, top_p: only columns that stay count; see cuda/truncation.cuh, whose kernel reads a row some ten times
 //   Limits: rows < 2^31, vocab >= 1, at most 2^22 with top_k or top_p. Other ids outside [0, vocab) are CHECKOP_FAILED.
+//   Backward, from sm_90 on: the blocks of a cluster hold a row in shared memory, which is so read once (held_row.cuh).
 //   Expected error: a chain of about vocab/2048 + 20 fp32 additions, expf and logf within 2 ulp, one output rounding.
 //   A row's bits depend only on its own values: see cuda/softmax.cuh.
+#include "cuda/held_row.cuh"
+#include "cuda/ids.cuh"
 #include "cuda/softmax.cuh"
 #include "cuda/truncation.cuh"
 
@@ -47,6 +50,24 @@ __global__ __launch_bounds__(kMaxBackwardThreads) void logp_backward(
   const RowSteps<T> x(logits + row * vocab, vocab);
   const Partial total = reduce_row(ring, x, transform);
   write_gradient(ring, x, total, grad_logp[row], token_ids[row], dlogits + row * vocab, transform);
+}
+
+/// The same, one row per cluster, whose blocks hold `groups` groups each. From sm_90 on.
+template <typename T, typename Transform>
+__global__ __launch_bounds__(kHeldThreads) void logp_backward_held(const T* __restrict__ logits,
+                                                                   const int64_t* __restrict__ token_ids,
+                                                                   const float* __restrict__ grad_logp, int64_t ignored,
+                                                                   int64_t vocab, Transform transform,
+                                                                   T* __restrict__ dlogits, int groups) {
+#if __CUDA_ARCH__ >= 900
+  RowCluster cluster;
+  const int64_t row = cluster.row(), target = token_ids[row];
+  T* __restrict__ dx = dlogits + row * vocab;
+  if (target == ignored) return write_zeros(dx, vocab, cluster.rank(), groups);  // the whole cluster
+  const HeldPart<T> part(logits + row * vocab, vocab, cluster.rank(), groups);
+  const Partial total = cluster.merge(part.reduce(transform));
+  part.write(RowGradient<T, Transform>(total, grad_logp[row], target, vocab, dx, transform));
+#endif
 }
 
 struct LogpParams {
@@ -112,15 +133,23 @@ checkop_status launch(const checkop_call* call, const LogpParams& params, const 
     return launch_status(call, "launch logp with top_k or top_p");
   }
   if (backward) {
-    const auto error =
-        launch_rows<T>(logp_backward<T, Transform>, params.rows, backward_threads_for(params.vocab), params.vocab,
-                       stream, logits, ids, static_cast<const float*>(call->inputs[2].data), params.ignored,
-                       params.vocab, transform, static_cast<T*>(call->outputs[0].data));
+    const auto* grad_logp = static_cast<const float*>(call->inputs[2].data);
+    auto* dlogits = static_cast<T*>(call->outputs[0].data);
+    Parts parts;
+    auto error = find_parts<T>(params.vocab, parts);
+    if (error == cudaSuccess && parts.count > 0) {
+      error = launch_held_rows(logp_backward_held<T, Transform>, params.rows, parts, stream, logits, ids, grad_logp,
+                               params.ignored, params.vocab, transform, dlogits);
+    } else if (error == cudaSuccess) {
+      error = launch_rows<T, true>(logp_backward<T, Transform>, params.rows, backward_threads_for(params.vocab),
+                                   params.vocab, stream, logits, ids, grad_logp, params.ignored, params.vocab,
+                                   transform, dlogits);
+    }
     return cuda_status(call, error, "launch logp backward");
   }
-  const auto error =
-      launch_rows<T>(logp_forward<T, Transform>, params.rows, threads_for(params.vocab), params.vocab, stream, logits,
-                     ids, params.ignored, params.vocab, transform, static_cast<float*>(call->outputs[0].data));
+  const auto error = launch_rows<T, true>(logp_forward<T, Transform>, params.rows, threads_for(params.vocab),
+                                          params.vocab, stream, logits, ids, params.ignored, params.vocab, transform,
+                                          static_cast<float*>(call->outputs[0].data));
   return cuda_status(call, error, "launch logp forward");
 }
 
@@ -131,7 +160,7 @@ checkop_status launch(const checkop_call* call, bool backward) {
   const auto* ids = static_cast<const int64_t*>(call->inputs[1].data);
   IdCheck id_check(call, ids, params.rows, params.vocab, "token_ids", call->workspace,
                    static_cast<cudaStream_t>(call->stream));
-  if (auto status = id_check.begin(nullptr, params.ignored)) return status;
+  if (auto status = id_check.begin({.except = params.ignored})) return status;
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     if (auto status = params.transform.is_none() ? launch<T>(call, params, NoTransform{}, backward)

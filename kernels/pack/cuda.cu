@@ -121,8 +121,9 @@ checkop_status launch_forward(const checkop_call* call) {
   index_rows<<<1, kThreads, 0, stream>>>(static_cast<const uint8_t*>(mask.data), shape.rows(), shape.seq,
                                          /*to_packed=*/true, from, static_cast<int64_t*>(cu_seqlens.data));
   if (auto status = launch_status(call, "launch the index of pack")) return status;
-  launch_copy_rows(x.dtype, x.data, shape.rows(), from, shape.rows(), shape.hidden, packed.data, stream);
-  return launch_status(call, "launch pack forward");
+  const auto error =
+      launch_copy_rows(x.dtype, x.data, shape.rows(), from, shape.rows(), shape.hidden, packed.data, stream);
+  return cuda_status(call, error, "launch pack forward");
 }
 
 checkop_status launch_backward(const checkop_call* call) {
@@ -135,8 +136,9 @@ checkop_status launch_backward(const checkop_call* call) {
   index_rows<<<1, kThreads, 0, stream>>>(static_cast<const uint8_t*>(mask.data), shape.rows(), shape.seq,
                                          /*to_packed=*/false, from, nullptr);
   if (auto status = launch_status(call, "launch the index of pack")) return status;
-  launch_copy_rows(dx.dtype, grad.data, shape.rows(), from, shape.rows(), shape.hidden, dx.data, stream);
-  return launch_status(call, "launch pack backward");
+  const auto error =
+      launch_copy_rows(dx.dtype, grad.data, shape.rows(), from, shape.rows(), shape.hidden, dx.data, stream);
+  return cuda_status(call, error, "launch pack backward");
 }
 
 size_t forward_bytes(const checkop_call* call) { return call->n_inputs == 2 ? index_bytes(call->inputs[1]) : 0; }

@@ -15,6 +15,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "cuda/ids.cuh"
 #include "cuda/row_team.cuh"
 
 namespace checkop::kernels {

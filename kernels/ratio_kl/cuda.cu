@@ -19,7 +19,7 @@ __global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void ratio_kl_forward(Po
                                                                               float* __restrict__ ratio,
                                                                               float* __restrict__ kl, int slots) {
   const int64_t row = blockIdx.x;
-  if (in.active[row] == 0) {  // the same for the whole block
+  if (!in.is_active(row)) {  // the same for the whole block
     if (threadIdx.x == 0) ratio[row] = 1.0f, kl[row] = 0.0f;
     return;
   }
@@ -36,7 +36,7 @@ __global__ __launch_bounds__(kMaxBackwardThreads) void ratio_kl_backward(PolicyI
                                                                          T* __restrict__ dpolicy, int slots) {
   const int64_t row = blockIdx.x;
   T* __restrict__ dz = dpolicy + row * in.vocab;
-  if (in.active[row] == 0) return write_zeros(dz, in.vocab);
+  if (!in.is_active(row)) return write_zeros(dz, in.vocab);
   StepRing ring(slots);
   const Token token = read_token(ring, in, row);
   const float c = grad_ratio[row] * expf(token.delta) - grad_kl[row] * expm1f(token.d);
@@ -78,17 +78,18 @@ checkop_status launch(const checkop_call* call, bool backward) {
   const auto* ids = static_cast<const int64_t*>(call->inputs[2].data);
   const auto* active = static_cast<const uint8_t*>(call->inputs[3].data);
   IdCheck id_check(call, ids, shape.rows, shape.vocab, "action_ids", call->workspace, stream);
-  if (auto status = id_check.begin(active)) return status;
+  if (auto status = id_check.begin({.mask = active})) return status;
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
-    const PolicyInputs<T> in = policy_inputs<T>(call, active, shape.vocab);
+    const PolicyInputs<T> in = policy_inputs<T>(call, nullptr, shape.vocab);
     const auto error =
-        backward
-            ? launch_rows<T>(ratio_kl_backward<T>, shape.rows, backward_threads_for(shape.vocab), shape.vocab, stream,
-                             in, static_cast<const float*>(call->inputs[5].data),
-                             static_cast<const float*>(call->inputs[6].data), static_cast<T*>(call->outputs[0].data))
-            : launch_rows<T>(ratio_kl_forward<T>, shape.rows, threads_for(shape.vocab), shape.vocab, stream, in,
-                             static_cast<float*>(call->outputs[0].data), static_cast<float*>(call->outputs[1].data));
+        backward ? launch_rows<T, true>(ratio_kl_backward<T>, shape.rows, backward_threads_for(shape.vocab),
+                                        shape.vocab, stream, in, static_cast<const float*>(call->inputs[5].data),
+                                        static_cast<const float*>(call->inputs[6].data),
+                                        static_cast<T*>(call->outputs[0].data))
+                 : launch_rows<T, true>(ratio_kl_forward<T>, shape.rows, threads_for(shape.vocab), shape.vocab, stream,
+                                        in, static_cast<float*>(call->outputs[0].data),
+                                        static_cast<float*>(call->outputs[1].data));
     const auto doing = backward ? "launch ratio_kl backward" : "launch ratio_kl forward";
     if (auto s = cuda_status(call, error, doing)) return s;
     return id_check.finish();

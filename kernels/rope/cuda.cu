@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "cuda/group.cuh"
+#include "cuda/ids.cuh"
 #include "cuda/ring.cuh"
 
 namespace checkop::kernels {
@@ -54,15 +55,17 @@ __global__ __launch_bounds__(kItems* kLanes, 4) void rope_apply(const T* __restr
   const int64_t step = int64_t{gridDim.y} * kLanes * kRows;
   const auto offset = [&](int64_t row) { return (row * seq + s) * 2 * half; };
   const auto load = [&](int64_t row) {
-    if (!aligned || first >= half) return;
+    if constexpr (aligned) {
+      if (first >= half) return;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (row + r >= rows_of_position) break;
-      const T* __restrict__ from = x + offset(row + r) + first;
-      cp_async(&loaded[r][0][thread], from, sizeof(uint4));
-      cp_async(&loaded[r][1][thread], from + half, sizeof(uint4));
+      for (int r = 0; r < kRows; ++r) {
+        if (row + r >= rows_of_position) break;
+        const T* __restrict__ from = x + offset(row + r) + first;
+        cp_async(&loaded[r][0][thread], from, sizeof(uint4));
+        cp_async(&loaded[r][1][thread], from + half, sizeof(uint4));
+      }
+      cp_async_commit_group();
     }
-    cp_async_commit_group();
   };
   int64_t row = (int64_t{blockIdx.y} * kLanes + threadIdx.y) * kRows;
   load(row);
@@ -156,9 +159,10 @@ checkop_status launch(const checkop_call* call, bool backward) {
     const int64_t rows_of_position = rows / seq, row_blocks = ceil_div(rows_of_position, kLanes * kRows);
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(std::min(row_blocks, kMaxGridY)));
     const auto kernel = rows_are_aligned<T>({from, to}, half) ? rope_apply<T, true> : rope_apply<T, false>;
-    kernel<<<grid, dim3(kItems, kLanes), 0, stream>>>(
-        from, at, rows_of_position, seq, half, static_cast<float>(call->attrs[0].value), backward ? -1.0f : 1.0f, to);
-    if (auto status = launch_status(call, "launch rope")) return status;
+    const Launch shape{grid, dim3(kItems, kLanes), stream, 0, 1, true};
+    const auto error = launch_kernel(kernel, shape, from, at, rows_of_position, seq, half,
+                                     static_cast<float>(call->attrs[0].value), backward ? -1.0f : 1.0f, to);
+    if (auto status = cuda_status(call, error, "launch rope")) return status;
     return id_check.finish();
   });
 }
