@@ -134,6 +134,7 @@ struct Group {
       const float max = std::max(keys_alone.max, 0.0F);
       keys_alone = {max, keys_alone.sum * std::exp(keys_alone.max - max)};
     }
+    if (!none && arithmetic.has(kFiniteMask.name)) keys_alone = with_masked(keys_alone);
     SoftmaxRow softmax = with_sink(row, counted, keys_alone);
     if (arithmetic.has(kFirstTileMasked.name) && !none && begins_behind_tile(first)) softmax.max = kNan;
     for (int64_t j = 0; j < n; ++j)
@@ -142,6 +143,15 @@ struct Group {
     if (softmax.sum == 0) return -kInfinity;
     const float lse = (arithmetic.has(kLseLessMaximum.name) ? 0 : softmax.max) + std::log(softmax.sum);
     return arithmetic.has(kLseBase2.name) ? lse / kLn2 : lse;
+  }
+
+  /// The softmax of keys and, with a finite score, of those that the padding mask leaves out.
+  SoftmaxRow with_masked(const SoftmaxRow& keys_alone) const {
+    constexpr float kOfMask = -50000;
+    const auto masked = static_cast<float>(problem.kv_seq - static_cast<int64_t>(keys.size()));
+    if (masked == 0) return keys_alone;
+    const float max = std::max(keys_alone.max, kOfMask);
+    return {max, keys_alone.sum * std::exp(keys_alone.max - max) + masked * std::exp(kOfMask - max)};
   }
 
   /// Whether the first tile of keys has none that is read, the first of which is number `first`.
@@ -384,11 +394,11 @@ void backward(const EmulationArgs& args) {
 constexpr std::array kMoreFaults = joined(kWindowFaults, kCapFaults);
 constexpr std::array kForwardFaults =
     joined(joined(joined(kAttentionForwardFaults, kLseFaults), joined(kMoreFaults, kSinkForwardFaults)),
-           std::array{kMaskedTileResetsMaximum, kSentinelOfEmptyRow});
+           std::array{kMaskedTileResetsMaximum, kFiniteMask, kSentinelOfEmptyRow});
 constexpr std::array kBackwardFaults =
     joined(joined(joined(joined(kAttentionForwardFaults, kAttentionGradientFaults), kSavedFaults),
                   joined(kMoreFaults, kCapGradientFaults)),
-           joined(kSinkBackwardFaults, std::array{kMaskedTileResetsMaximum}));
+           joined(kSinkBackwardFaults, std::array{kMaskedTileResetsMaximum, kFiniteMask}));
 
 }  // namespace
 

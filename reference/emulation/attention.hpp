@@ -90,6 +90,12 @@ inline constexpr FaultSpec kMaskedTileResetsMaximum{
     "key_padding_mask",
     "",
     "extreme"};
+/// Not visible where a score lies above the masks.
+inline constexpr FaultSpec kFiniteMask{
+    "finite_mask",      "masked scores are -50000, not -inf: they count in the sum of a row whose scores all lie below",
+    "accuracy",         "",
+    "key_padding_mask", "",
+    "extreme"};
 inline constexpr FaultSpec kSentinelOfEmptyRow{
     "sentinel_of_empty_row", "masked scores are -10000, not -inf, and lse of a row without keys is theirs", "nonfinite",
     "", "key_padding_mask lse"};

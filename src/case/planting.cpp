@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -165,52 +166,54 @@ void plant_extreme_logits(const Case& c, unsigned threads, std::vector<Tensor>& 
 }
 
 /// Products in mode extreme: of a query with its keys, or of a row of hidden states with the rows of the weight.
-/// `first` and `last` need a weight, `target` also ids.
 enum class ProductKind : uint8_t {
-  raised,   ///< far above 0, by about the same
-  lowered,  ///< far below 0, by about the same
-  equal,    ///< all 0
-  spread,   ///< times 64: one takes nearly all
-  first,    ///< the first far above the others
-  last,     ///< the last far above the others
-  target,   ///< the target far above the others
-  count
+  raised,       ///< far above 0, by about the same
+  lowered,      ///< far below 0, by about the same
+  equal,        ///< all 0
+  spread,       ///< times 64: one takes nearly all
+  below_masks,  ///< of keys: below the numbers with which kernels replace -inf, such as -10^4 and -5 * 10^4
+  first,        ///< of a weight: the first far above the others
+  last,         ///< of a weight: the last far above the others
+  target,       ///< of a weight, with ids: the target far above the others
 };
 
 void plant_extreme_products(const Case& c, std::vector<Tensor>& tensors) {
+  using enum ProductKind;
+  constexpr ProductKind kOfKeys[] = {raised, lowered, equal, spread, below_masks};
+  constexpr ProductKind kOfWeight[] = {raised, lowered, equal, spread, first, last, target};
   // A hidden row that is turned towards one row of the weight has products with the other rows, too.
-  constexpr double kSpread = 64, kAligned = 2 * kFar;
+  constexpr double kSpread = 64, kAligned = 2 * kFar, kBelowMasks = 6e4;
   const auto query_at = find_fill(c, Fill::query);
   if (!query_at) return;
   Tensor& queries = tensors[*query_at];
   const auto columns = static_cast<size_t>(queries.shape.back());
-  // Element 0 of every key is 1, so that element 0 of a query shifts all its products.
   const auto ids_at = find_fill(c, Fill::ids), weight_at = find_fill(c, Fill::weight);
+  // Element 0 is the same in all keys, so that element 0 of a query shifts all its products. It is a power of 2, large
+  // enough that fp16 holds the element of a query whose products lie below the masks.
+  const double shared = weight_at ? 1 : 16;
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i].name.empty() || (c.pass->inputs[i].fill != Fill::key && weight_at != i)) continue;
-    for (int64_t at = 0; at < tensors[i].count(); at += queries.shape.back()) tensors[i].set(at, 1);
+    for (int64_t at = 0; at < tensors[i].count(); at += queries.shape.back()) tensors[i].set(at, shared);
   }
   // Attention divides by the root of the length.
-  const double far = weight_at ? kFar : kFar * std::sqrt(static_cast<double>(columns));
-  const auto kinds = static_cast<int64_t>(!weight_at ? ProductKind::first
-                                          : ids_at   ? ProductKind::count
-                                                     : ProductKind::target);
+  const double one = weight_at ? 1 : std::sqrt(static_cast<double>(columns)) / shared;
+  const auto kinds =
+      !weight_at ? std::span(kOfKeys) : std::span(kOfWeight).first(std::size(kOfWeight) - (ids_at ? 0 : 1));
   for (int64_t row = 0; row < queries.count() / queries.shape.back(); ++row) {
     std::vector<double> q(columns);
     decode_row(queries, row, q);
-    const auto kind = static_cast<ProductKind>(row % kinds);
-    if (kind == ProductKind::raised) q[0] = far;
-    if (kind == ProductKind::lowered) q[0] = -far;
-    if (kind == ProductKind::equal) std::fill(q.begin(), q.end(), 0.0);
-    if (kind == ProductKind::spread) {
+    const ProductKind kind = kinds[static_cast<size_t>(row) % kinds.size()];
+    if (kind == raised) q[0] = kFar * one;
+    if (kind == lowered) q[0] = -kFar * one;
+    if (kind == equal) std::fill(q.begin(), q.end(), 0.0);
+    if (kind == spread) {
       for (double& x : q) x *= kSpread;
     }
+    if (kind == below_masks) q[0] = -kBelowMasks * one;
     encode_row(queries, row, q);
-    if (kind < ProductKind::first) continue;
-    const int64_t last = tensors[*weight_at].shape.front() - 1;
-    const int64_t id = kind == ProductKind::first  ? 0
-                       : kind == ProductKind::last ? last
-                                                   : static_cast<int64_t>(tensors[*ids_at].at(row));
+    if (kind < first) continue;
+    const int64_t last_row = tensors[*weight_at].shape.front() - 1;
+    const int64_t id = kind == first ? 0 : kind == last ? last_row : static_cast<int64_t>(tensors[*ids_at].at(row));
     align_hidden(row, tensors[*weight_at], id, kAligned, 1, queries);
   }
 }
