@@ -128,7 +128,74 @@ __device__ float mean_of_output(const Source& o, int64_t row, int64_t n_rows, co
   return row_sum(sum);
 }
 
-/// dq of 32 queries, and their max, 1/sum and D for the keys' gradients.
+/// dq of a tile of queries of one head, from row `first` on, and their max, 1/sum and D for the keys' gradients. All
+/// threads of the block call it. queries(x), outputs(x): the head's rows of a tensor shaped as q or o. of_keys,
+/// of_values: rows of the key head. `mask`: of keys, or null. `online`: a softmax to begin with. lse_of(row): where lse
+/// has a row. `stats`: of the head's first row.
+template <int kChunks, typename T, typename Queries, typename Outputs, typename Keys, typename Values, typename LseOf>
+__device__ void write_dq(Tiles<kChunks>& tiles, const AttentionParams& p, int64_t first, const Queries& queries,
+                         const Outputs& outputs, const Keys& of_keys, const Values& of_values,
+                         const uint8_t* __restrict__ mask, OnlineSoftmax online, const T* __restrict__ q,
+                         const T* __restrict__ grad, const Saved<T>& saved, const LseOf& lse_of,
+                         QueryStats* __restrict__ stats, T* __restrict__ dq) {
+  float *qs = tiles.tile(0), *keys = tiles.tile(1), *values = tiles.tile(2), *grads = tiles.tile(3);
+  float *weights = tiles.square(4, 0), *flags = tiles.square(4, 1);
+  const int64_t row = first + threadIdx.x / kLanes, end = p.key_end(first + kTile - 1);
+  const bool exists = row < p.q_seq, has_all = saved.o != nullptr && saved.lse != nullptr;
+  float mean = 0.0f;  // D times sum at first, then D
+  float sum[kChunks][4] = {};
+  __syncthreads();
+  load_tile<kChunks>(queries(q), first, p.q_seq, qs);
+  load_tile<kChunks>(outputs(grad), first, p.q_seq, grads);
+  for (int pass = has_all ? 1 : 0; pass < 2; ++pass) {
+    if (pass == 1) {
+      __syncthreads();
+      if (saved.o != nullptr) mean = mean_of_output<kChunks>(outputs(saved.o), row, p.q_seq, grads);
+      if (saved.lse != nullptr) online.take(exists ? saved.lse[lse_of(row)] : -INFINITY);
+      if (saved.grad_lse != nullptr && exists) mean -= saved.grad_lse[lse_of(row)];
+    }
+    for (int64_t key = p.key_begin(first); key < end; key += kTile) {
+      float score[kPerThread], dp[kPerThread];
+      bool kept[kPerThread];
+      __syncthreads();
+      load_tile<kChunks>(of_keys, key, p.kv_seq, keys);
+      load_tile<kChunks>(of_values, key, p.kv_seq, values);
+      __syncthreads();
+      products<kChunks>(qs, keys, score);
+      products<kChunks>(grads, values, dp);
+#pragma unroll
+      for (int c = 0; c < kPerThread; ++c) {
+        score[c] *= p.scale;
+        kept[c] = p.keeps(mask, row, key + column(c));
+      }
+      if (pass == 0) {
+#pragma unroll
+        for (int c = 0; c < kPerThread; ++c) score[c] = p.cap.apply(score[c]);
+        const float before = online.add(score, kept);
+        float added = 0.0f;
+#pragma unroll
+        for (int c = 0; c < kPerThread; ++c) {
+          if (kept[c]) added += score[c] * dp[c];
+        }
+        mean = mean * before + row_sum(added);
+        continue;
+      }
+#pragma unroll
+      for (int c = 0; c < kPerThread; ++c) {
+        const float probability = expf(p.cap.apply(score[c]) - exp_shift(online.max)) * online.reciprocal();
+        const int at = threadIdx.x / kLanes * kSquareStride + column(c);
+        weights[at] = kept[c] ? p.scale * (probability * (dp[c] - mean) * p.cap.slope(score[c])) : 0.0f;
+        flags[at] = kept[c] ? 1.0f : kMasked;
+      }
+      __syncthreads();
+      add_rows<kChunks>(weights, flags, keys, sum);
+    }
+    if (pass == 0) mean *= online.reciprocal();
+  }
+  store_row<kChunks>(sum, row, p.q_seq, queries(dq));
+  if (threadIdx.x % kLanes == 0 && exists) stats[row] = {exp_shift(online.max), online.reciprocal(), mean};
+}
+
 template <typename T, int kChunks, int kParts>
 __global__ __launch_bounds__(kThreads) void attention_dq(AttentionParams p, const T* __restrict__ q,
                                                          const T* __restrict__ k, const T* __restrict__ v,
@@ -138,68 +205,14 @@ __global__ __launch_bounds__(kThreads) void attention_dq(AttentionParams p, cons
                                                          QueryStats* __restrict__ stats, T* __restrict__ dq) {
   extern __shared__ float4 shared[];
   Tiles<kChunks> tiles(shared);
-  float *qs = tiles.tile(0), *keys = tiles.tile(1), *values = tiles.tile(2), *grads = tiles.tile(3);
-  float *weights = tiles.square(4, 0), *flags = tiles.square(4, 1);
   for (int64_t head = blockIdx.y; head < p.heads(); head += gridDim.y) {
-    const int64_t first = int64_t{blockIdx.x} * kTile, row = first + threadIdx.x / kLanes, kv_head = head / p.group();
     const uint8_t* __restrict__ mask = keep == nullptr ? nullptr : keep + head / p.q_heads * p.kv_seq;
-    const int64_t end = p.key_end(first + kTile - 1);
-    OnlineSoftmax online = start_of(sinks, head % p.q_heads);
-    float mean = 0.0f;  // D times sum at first, then D
-    float sum[kChunks][4] = {};
-    __syncthreads();
-    load_tile<kChunks>(p.queries(q, head), first, p.q_seq, qs);
-    load_tile<kChunks>(p.outputs(grad, head), first, p.q_seq, grads);
-    const bool has_all = saved.o != nullptr && saved.lse != nullptr;
-    for (int pass = has_all ? 1 : 0; pass < 2; ++pass) {
-      if (pass == 1) {
-        __syncthreads();
-        if (saved.o != nullptr) mean = mean_of_output<kChunks>(p.outputs(saved.o, head), row, p.q_seq, grads);
-        if (saved.lse != nullptr) online.take(row < p.q_seq ? saved.lse[head * p.q_seq + row] : -INFINITY);
-        if (saved.grad_lse != nullptr && row < p.q_seq) mean -= saved.grad_lse[head * p.q_seq + row];
-      }
-      for (int64_t key = p.key_begin(first); key < end; key += kTile) {
-        float score[kPerThread], dp[kPerThread];
-        bool kept[kPerThread];
-        __syncthreads();
-        load_tile<kChunks>(p.keys<kParts>(k, k2, kv_head), key, p.kv_seq, keys);
-        load_tile<kChunks>(p.values<kParts>(v, v2, kv_head), key, p.kv_seq, values);
-        __syncthreads();
-        products<kChunks>(qs, keys, score);
-        products<kChunks>(grads, values, dp);
-#pragma unroll
-        for (int c = 0; c < kPerThread; ++c) {
-          score[c] *= p.scale;
-          kept[c] = p.keeps(mask, row, key + column(c));
-        }
-        if (pass == 0) {
-#pragma unroll
-          for (int c = 0; c < kPerThread; ++c) score[c] = p.cap.apply(score[c]);
-          const float before = online.add(score, kept);
-          float added = 0.0f;
-#pragma unroll
-          for (int c = 0; c < kPerThread; ++c) {
-            if (kept[c]) added += score[c] * dp[c];
-          }
-          mean = mean * before + row_sum(added);
-          continue;
-        }
-#pragma unroll
-        for (int c = 0; c < kPerThread; ++c) {
-          const float probability = expf(p.cap.apply(score[c]) - exp_shift(online.max)) * online.reciprocal();
-          const int at = threadIdx.x / kLanes * kSquareStride + column(c);
-          weights[at] = kept[c] ? p.scale * (probability * (dp[c] - mean) * p.cap.slope(score[c])) : 0.0f;
-          flags[at] = kept[c] ? 1.0f : kMasked;
-        }
-        __syncthreads();
-        add_rows<kChunks>(weights, flags, keys, sum);
-      }
-      if (pass == 0) mean *= online.reciprocal();
-    }
-    store_row<kChunks>(sum, row, p.q_seq, p.queries(dq, head));
-    if (threadIdx.x % kLanes == 0 && row < p.q_seq) {
-      stats[head * p.q_seq + row] = {exp_shift(online.max), online.reciprocal(), mean};
-    }
+    const int64_t kv_head = head / p.group();
+    write_dq<kChunks>(
+        tiles, p, int64_t{blockIdx.x} * kTile, [&](auto* of) { return p.queries(of, head); },
+        [&](auto* of) { return p.outputs(of, head); }, p.keys<kParts>(k, k2, kv_head), p.values<kParts>(v, v2, kv_head),
+        mask, start_of(sinks, head % p.q_heads), q, grad, saved, [&](int64_t row) { return head * p.q_seq + row; },
+        stats + head * p.q_seq, dq);
   }
 }
 

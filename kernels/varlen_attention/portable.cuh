@@ -84,74 +84,17 @@ __global__ __launch_bounds__(kThreads) void varlen_dq(AttentionParams p, const i
                                                       QueryStats* __restrict__ stats, T* __restrict__ dq) {
   extern __shared__ float4 shared[];
   Tiles<kChunks> tiles(shared);
-  float *qs = tiles.tile(0), *keys = tiles.tile(1), *values = tiles.tile(2), *grads = tiles.tile(3);
-  float *weights = tiles.square(4, 0), *flags = tiles.square(4, 1);
   const SequenceTile own = tile_of(q_bounds, sequences, tokens, blockIdx.x);
   if (own.first >= own.n) return;
   p.q_seq = own.n, p.kv_seq = source.count(own.sequence);
   for (int64_t head = blockIdx.y; head < p.q_heads; head += gridDim.y) {
-    const int64_t row = own.first + threadIdx.x / kLanes, kv_head = head / p.group();
-    const auto of_keys = source.keys(p, own.sequence, kv_head), of_values = source.values(p, own.sequence, kv_head);
-    const int64_t end = p.key_end(own.first + kTile - 1);
-    OnlineSoftmax online = start_of(own.sequence < sequences ? sinks : nullptr, head);
-    float mean = 0.0f;  // D times sum at first, then D
-    float sum[kChunks][4] = {};
-    __syncthreads();
-    load_tile<kChunks>(query_rows(q, p, own.begin, head), own.first, p.q_seq, qs);
-    load_tile<kChunks>(output_rows(grad, p, own.begin, head), own.first, p.q_seq, grads);
-    const bool has_all = saved.o != nullptr && saved.lse != nullptr, exists = row < p.q_seq;
-    const int64_t index = (own.begin + row) * p.q_heads + head;
-    for (int pass = has_all ? 1 : 0; pass < 2; ++pass) {
-      if (pass == 1) {
-        __syncthreads();
-        if (saved.o != nullptr) {
-          mean = mean_of_output<kChunks>(output_rows(saved.o, p, own.begin, head), row, p.q_seq, grads);
-        }
-        if (saved.lse != nullptr) online.take(exists ? saved.lse[index] : -INFINITY);
-        if (saved.grad_lse != nullptr && exists) mean -= saved.grad_lse[index];
-      }
-      for (int64_t key = p.key_begin(own.first); key < end; key += kTile) {
-        float score[kPerThread], dp[kPerThread];
-        bool kept[kPerThread];
-        __syncthreads();
-        load_tile<kChunks>(of_keys, key, p.kv_seq, keys);
-        load_tile<kChunks>(of_values, key, p.kv_seq, values);
-        __syncthreads();
-        products<kChunks>(qs, keys, score);
-        products<kChunks>(grads, values, dp);
-#pragma unroll
-        for (int c = 0; c < kPerThread; ++c) {
-          score[c] *= p.scale;
-          kept[c] = p.keeps(nullptr, row, key + column(c));
-        }
-        if (pass == 0) {
-#pragma unroll
-          for (int c = 0; c < kPerThread; ++c) score[c] = p.cap.apply(score[c]);
-          const float before = online.add(score, kept);
-          float added = 0.0f;
-#pragma unroll
-          for (int c = 0; c < kPerThread; ++c) {
-            if (kept[c]) added += score[c] * dp[c];
-          }
-          mean = mean * before + row_sum(added);
-          continue;
-        }
-#pragma unroll
-        for (int c = 0; c < kPerThread; ++c) {
-          const float probability = expf(p.cap.apply(score[c]) - exp_shift(online.max)) * online.reciprocal();
-          const int at = threadIdx.x / kLanes * kSquareStride + column(c);
-          weights[at] = kept[c] ? p.scale * (probability * (dp[c] - mean) * p.cap.slope(score[c])) : 0.0f;
-          flags[at] = kept[c] ? 1.0f : kMasked;
-        }
-        __syncthreads();
-        add_rows<kChunks>(weights, flags, keys, sum);
-      }
-      if (pass == 0) mean *= online.reciprocal();
-    }
-    store_row<kChunks>(sum, row, p.q_seq, query_rows(dq, p, own.begin, head));
-    if (threadIdx.x % kLanes == 0 && exists) {
-      stats[head * tokens + own.begin + row] = {exp_shift(online.max), online.reciprocal(), mean};
-    }
+    const int64_t kv_head = head / p.group();
+    write_dq<kChunks>(
+        tiles, p, own.first, [&](auto* of) { return query_rows(of, p, own.begin, head); },
+        [&](auto* of) { return output_rows(of, p, own.begin, head); }, source.keys(p, own.sequence, kv_head),
+        source.values(p, own.sequence, kv_head), nullptr, start_of(own.sequence < sequences ? sinks : nullptr, head), q,
+        grad, saved, [&](int64_t row) { return (own.begin + row) * p.q_heads + head; },
+        stats + head * tokens + own.begin, dq);
   }
 }
 
