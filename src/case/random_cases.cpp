@@ -130,6 +130,7 @@ class ModelDraw {
       one.dims.try_emplace(dim, std::vector{size});
     }
     const double digits = std::log2(static_cast<double>(kMostSize)) * stream_.uniform(next_++);
+    if (const auto dims = dims_of(*sweep_.op); std::count(dims.begin(), dims.end(), "q_seq") > 0) draw_sequences(one);
     const std::vector<std::string_view> of_rows = split_dims(sweep_.op->row_dims);
     for (const std::string_view dim : of_rows) {
       const int64_t rows = dim == of_rows.back() ? static_cast<int64_t>(std::exp2(digits)) : 1;
@@ -141,6 +142,18 @@ class ModelDraw {
   }
 
  private:
+  /// As many keys as queries, as where a prompt is read, in a few sequences.
+  void draw_sequences(Sweep& one) {
+    constexpr double kFewest = 6;  // binary digits
+    constexpr int64_t kMostTokens = 2 * kMostSize;
+    const double most = std::log2(static_cast<double>(kMostSize));
+    const auto length = static_cast<int64_t>(std::exp2(kFewest + (most - kFewest) * stream_.uniform(next_++)));
+    const int64_t n =
+        1 + static_cast<int64_t>(below(static_cast<uint64_t>(std::min<int64_t>(8, kMostTokens / length))));
+    for (const std::string dim : {"q_seq", "kv_seq"}) one.dims.try_emplace(dim, std::vector{length});
+    one.dims.try_emplace("batch", std::vector{n});
+  }
+
   uint64_t below(uint64_t bound) { return stream_.below(next_++, bound); }
 
   template <class T>

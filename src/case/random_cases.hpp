@@ -27,7 +27,8 @@ inline constexpr int64_t kMostModelBytes = int64_t{4} << 30;
 /// Appends `count` cases of the sweep's operator with sizes that models have, for timing. Each case has the sizes and
 /// attributes of one of sweep.presets; in one case of four, its sizes other than 1 are up to a quarter smaller or
 /// larger, at multiples of 8. Presets do not give the number of rows: the operator's last row dimension has 1 to 8192,
-/// uniform in the logarithm. Given sizes stay. The same `seed` draws the same cases.
+/// uniform in the logarithm. Of attention, 1 to 8 sequences have 64 to 8192 queries and as many keys, at most 16384 in
+/// all. Given sizes stay. The same `seed` draws the same cases.
 /// Throws like draw_cases().
 void draw_model_cases(const Sweep& sweep, int64_t count, uint64_t seed, std::vector<Case>& cases);
 

@@ -98,9 +98,9 @@ TEST(RandomCases, WhatNoDrawCanMendIsAnError) {
   EXPECT_NE(contract_test::error_of([&] { drawn(sweep, 1, 1); }).find("vocab"), std::string::npos);
 }
 
-/// `count` cases of det_gemm with the sizes of models.
-std::vector<Case> of_models(int64_t count, uint64_t seed) {
-  Sweep sweep = all_of(*find_operator("det_gemm"));
+/// `count` cases of an operator with the sizes of models.
+std::vector<Case> of_models(int64_t count, uint64_t seed, std::string_view op = "det_gemm") {
+  Sweep sweep = all_of(*find_operator(op));
   sweep.presets = sizes_of("--preset", *sweep.op, shipped_models(), shipped_mappings(*sweep.op), true);
   std::vector<Case> cases;
   draw_model_cases(sweep, count, seed, cases);
@@ -141,6 +141,21 @@ TEST(RandomCases, OfModelsHaveTheirSizesOrSizesNearThem) {
   EXPECT_GT(changed, 60);
   EXPECT_GT(few_rows, 130);  // 6 of 13 powers of two
   EXPECT_GT(many_rows, 60);
+}
+
+TEST(RandomCases, OfAttentionHaveAFewSequencesOfAnyLength) {
+  int64_t is_short = 0, is_long = 0, several = 0, odd = 0;
+  for (const Case& c : of_models(200, 3, "attention")) {
+    EXPECT_NO_THROW(validate(c)) << case_name(c);
+    const int64_t length = c.dims.at("q_seq"), n = c.dims.at("batch");
+    EXPECT_EQ(c.dims.at("kv_seq"), length);
+    EXPECT_TRUE(length >= 64 && length <= 8192 && n >= 1 && n <= 8 && n * length <= 16384) << case_name(c);
+    is_short += length < 256 ? 1 : 0, is_long += length >= 4096 ? 1 : 0, several += n > 1 ? 1 : 0, odd += length % 2;
+  }
+  EXPECT_GT(is_short, 40);  // 2 of 7 powers of two
+  EXPECT_GT(is_long, 15);
+  EXPECT_GT(several, 100);
+  EXPECT_GT(odd, 70);
 }
 
 }  // namespace
