@@ -7,6 +7,7 @@
 #include "left_out.hpp"
 #include "product.hpp"
 #include "row_groups.hpp"
+#include "tensor_core.hpp"
 
 namespace checkop {
 
@@ -51,17 +52,21 @@ Groups groups_of(const GoldArgs& args) {
   return groups;
 }
 
+/// The rows of `chosen` that lie in [first, first + count), from `first` on.
+RowSet rows_within(const RowSet& chosen, int64_t first, int64_t count) {
+  if (chosen.all) return {};
+  RowSet own{false, {}};
+  for (const int64_t row : chosen.chosen)
+    if (row >= first && row < first + count) own.chosen.push_back(row - first);
+  return own;
+}
+
 /// Emits rows [first, first + rows of x) of output `index` = x y.
 void emit_part(const GoldArgs& args, int index, int64_t first, const Factor& x, const Factor& y) {
-  const RowSet& chosen = args.rows(index);
-  const int64_t rows = x.transposed ? x.columns : x.rows;
+  const RowSet of_part = rows_within(args.rows(index), first, x.transposed ? x.columns : x.rows);
+  if (!of_part.all && of_part.chosen.empty()) return;
   std::vector<RowSet> own(args.output_shapes.size());
-  if (RowSet& set = own[static_cast<size_t>(index)]; !chosen.all) {
-    set.all = false;
-    for (const int64_t row : chosen.chosen)
-      if (row >= first && row < first + rows) set.chosen.push_back(row - first);
-    if (set.chosen.empty()) return;
-  }
+  own[static_cast<size_t>(index)] = of_part;
   GoldArgs part = args;
   part.row_sets = own;
   part.sink = [&](GoldRows block) {
@@ -95,6 +100,39 @@ void backward(const GoldArgs& args) {
     emit_part(args, 1, e * groups.n_dim, groups.part(args.in(kOfGradC), e, true), groups.part(args.in(kOfA), e));
   }
   emit_rest(args, 0, groups, groups.k_dim);
+}
+
+/// Models rows [first, first + rows of x) of output `index` = x y.
+void model_part(const ModelArgs& args, int index, int64_t first, const Factor& x, const Factor& y) {
+  std::vector<RowSet> own(args.row_sets.size(), RowSet{false, {}});
+  own[static_cast<size_t>(index)] = rows_within(args.rows(index), first, x.transposed ? x.columns : x.rows);
+  ModelArgs part = args;
+  part.row_sets = own;
+  part.sink = [&](int output, int64_t row, const float* values) { args.sink(output, first + row, values); };
+  emit_tensor_core_product(part, index, x, y);
+}
+
+void model_rest(const ModelArgs& args, int index, const Groups& groups, int64_t columns) {
+  const std::vector<float> zeros(static_cast<size_t>(columns));
+  for (int64_t row = groups.end(); row < groups.rows; ++row)
+    if (args.rows(index).has(row)) args.sink(index, row, zeros.data());
+}
+
+void model_forward(const ModelArgs& args) {
+  const Groups groups(args.in(kOfA), args.in(kOfB), args.in(kOfOffsets));
+  for (int64_t e = 0; e < groups.experts(); ++e)
+    model_part(args, 0, groups.first(e), groups.part(args.in(kOfA), e), groups.matrix(args.in(kOfB), e, true));
+  model_rest(args, 0, groups, groups.n_dim);
+}
+
+/// The blocks of an expert's sum over rows begin with its first row.
+void model_backward(const ModelArgs& args) {
+  const Groups groups(args.in(kOfA), args.in(kOfB), args.in(kOfOffsets));
+  for (int64_t e = 0; e < groups.experts(); ++e) {
+    model_part(args, 0, groups.first(e), groups.part(args.in(kOfGradC), e), groups.matrix(args.in(kOfB), e));
+    model_part(args, 1, e * groups.n_dim, groups.part(args.in(kOfGradC), e, true), groups.part(args.in(kOfA), e));
+  }
+  model_rest(args, 0, groups, groups.k_dim);
 }
 
 /// Rows behind those of all experts must be 0.
@@ -135,9 +173,9 @@ Work work(const GoldArgs& args) {
 }
 
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_forward, work<1>,
-                                  &kGroupedGemmForward, nullptr, kForwardRecipes},
+                                  &kGroupedGemmForward, model_forward, kForwardRecipes},
                              Pass{"backward", kBackwardIn, kBackwardOut, backward, check_backward, work<2>,
-                                  &kGroupedGemmBackward, nullptr, kBackwardRecipes}};
+                                  &kGroupedGemmBackward, model_backward, kBackwardRecipes}};
 
 void refine(const FillArgs& args) { draw_row_groups(args, {"a", "grad_c"}); }
 
