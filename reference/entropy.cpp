@@ -37,11 +37,15 @@ constexpr std::array kBackwardOut{OutputSpec{{"dlogits", kRowVocab}, Numerics::c
 enum Attr : size_t { kOfTemperature, kOfSoftcap };
 constexpr std::array kAttrs{kTemperature, kSoftcap};
 
+ActiveTransform transform_of(const GoldArgs& args) {
+  return {args, LogitTransform(args.attrs[kOfTemperature], args.attrs[kOfSoftcap])};
+}
+
 /// The rows to compute of `output`: body(row, transformed logits). Masked rows are not read.
 template <class Body>
 void for_each_row(const GoldArgs& args, const Body& body) {
   const int64_t vocab = args.in(0).shape.back(), rows = args.in(0).count() / vocab;
-  const LogitTransform transform(args.attrs[kOfTemperature], args.attrs[kOfSoftcap]);
+  const ActiveTransform transform = transform_of(args);
   const std::vector<char> active = args.has(kMaskIndex) ? read_mask(args.in(kMaskIndex)) : std::vector<char>();
   args.for_rows(0, rows, [&](int64_t row) {
     static thread_local std::vector<TransformedLogit> logits;
@@ -91,7 +95,6 @@ class RoundedEntropyRow {
       };
       GoldElement l = selected_logp(row.softmax_, logit.z);
       if (l.value == -INFINITY) return;
-      l.rounding += row.args_->recipes.in_units(logit.slack);
       l = rounded_if(row.args_->recipes.has(recipe::kLogp), *row.args_, 0, l);
       const double of_slack = std::expm1(l.rounding / row.args_->recipes.in_units(1));
       const double size = std::exp(l.value);
@@ -150,6 +153,7 @@ void forward(const GoldArgs& args) {
 /// Source: differentiated by hand; checked by gradient_test.
 void backward(const GoldArgs& args) {
   const int64_t vocab = args.in(0).shape.back();
+  const ActiveTransform transform = transform_of(args);
   for_each_row(args, [&](int64_t row, const std::vector<TransformedLogit>& logits) {
     RowScratch& s = row_scratch(vocab);
     if (logits.empty()) {
@@ -160,7 +164,7 @@ void backward(const GoldArgs& args) {
       const SoftmaxRow softmax = softmax_of(logits);
       const auto put = [&](const auto& dz) {
         for (size_t v = 0; v < logits.size(); ++v) {
-          const GoldElement e = by_logit(dz(logits[v]), logits[v]);
+          const GoldElement e = transform.by_logit(dz(logits[v]), logits[v]);
           s.value[v] = e.value, s.magnitude[v] = e.magnitude, s.rounding[v] = e.rounding;
         }
       };
@@ -193,14 +197,16 @@ constexpr std::array kForwardRecipes{
     Recipe{recipe::kTerms, "entropy", k16Bit, /*exact=*/true,
            "entropy = -sum_v round(round(exp(l_v)) l_v), l_v = z_v - lse(z)", kEntropyFromLogits},
     Recipe{recipe::kEntropy, "entropy", k16Bit, /*exact=*/true, "entropy = round(-sum_v p_v log p_v)",
-           "TRL, and verl's compiled entropy_from_logits: the result has the dtype of the logits"}};
+           "TRL, and verl's compiled entropy_from_logits: the result has the dtype of the logits"},
+    rounds_transform("entropy")};
 constexpr std::array kBackwardRecipes{
     Recipe{recipe::kLogp, "dlogits", k16Bit, /*exact=*/true,
            "dz_v = d_v - exp(l_v) sum_w d_w, d = -g exp(l)(1 + l), l_v = round(z_v - lse(z))", kEntropyFromLogits},
     Recipe{recipe::kTerms, "dlogits", "bf16", /*exact=*/true,
            "d = round(round(-g e) + round(round(-g l) e)), e = round(exp(l))", kEntropyFromLogits},
     Recipe{recipe::kUpstream, "dlogits", k16Bit, /*exact=*/true, "dz = round(g) dentropy/dz",
-           "autograd of a 16-bit entropy: its gradient is a 16-bit tensor"}};
+           "autograd of a 16-bit entropy: its gradient is a 16-bit tensor"},
+    rounds_transform_gradient("dlogits")};
 constexpr std::array kPasses{
     Pass{"forward", kForwardIn, kForwardOut, forward, check_masked, work, &kEntropyForward, nullptr, kForwardRecipes},
     Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked, work, &kEntropyBackward, nullptr,

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // grouped_gemm: successive groups of rows, each times the matrix of its expert.
-#include <fmt/format.h>
-
 #include <array>
 #include <vector>
 
-#include "base/error.hpp"
 #include "identity.hpp"
 #include "left_out.hpp"
-#include "moe.hpp"
 #include "product.hpp"
+#include "row_groups.hpp"
+#include "tensor_core.hpp"
 
 namespace checkop {
 
@@ -33,16 +31,9 @@ constexpr std::array kForwardRecipes{tf32_operands("c")};
 constexpr std::array kBackwardRecipes{tf32_operands("da db")};
 
 /// The sizes, and where the rows of each expert begin.
-struct Groups {
+struct Groups : RowGroups {
   Groups(const Tensor& a, const Tensor& b, const Tensor& given)
-      : rows(a.shape.front()), k_dim(b.shape.back()), n_dim(b.shape[1]), offsets(static_cast<size_t>(given.count())) {
-    decode_int(given.dtype, given.bytes.data(), offsets.data(), offsets.size());
-  }
-
-  int64_t experts() const { return std::ssize(offsets) - 1; }
-  int64_t first(int64_t expert) const { return offsets[static_cast<size_t>(expert)]; }
-  int64_t count(int64_t expert) const { return first(expert + 1) - first(expert); }
-  int64_t end() const { return offsets.back(); }
+      : RowGroups(a.shape.front(), given), k_dim(b.shape.back()), n_dim(b.shape[1]) {}
 
   /// The rows of `expert` of a tensor [rows, columns].
   Factor part(const Tensor& of_rows, int64_t expert, bool transposed = false) const {
@@ -52,20 +43,7 @@ struct Groups {
     return {&b, n_dim, k_dim, transposed, expert * n_dim};
   }
 
-  /// Throws InputError unless the groups follow each other within the rows.
-  void require_order() const {
-    const auto refuse = [](size_t i, int64_t value, const std::string& rule) {
-      throw InputError("input 'offsets'", fmt::format("element {} is {}, {}", i, value, rule),
-                       "give offsets that start with 0, do not decrease, and end within the rows");
-    };
-    if (offsets.front() != 0) refuse(0, offsets.front(), "not 0");
-    for (size_t i = 1; i < offsets.size(); ++i)
-      if (offsets[i] < offsets[i - 1]) refuse(i, offsets[i], "below the one before it");
-    if (end() > rows) refuse(offsets.size() - 1, end(), fmt::format("beyond the {} rows", rows));
-  }
-
-  int64_t rows, k_dim, n_dim;
-  std::vector<int64_t> offsets;
+  int64_t k_dim, n_dim;
 };
 
 Groups groups_of(const GoldArgs& args) {
@@ -74,17 +52,21 @@ Groups groups_of(const GoldArgs& args) {
   return groups;
 }
 
+/// The rows of `chosen` that lie in [first, first + count), from `first` on.
+RowSet rows_within(const RowSet& chosen, int64_t first, int64_t count) {
+  if (chosen.all) return {};
+  RowSet own{false, {}};
+  for (const int64_t row : chosen.chosen)
+    if (row >= first && row < first + count) own.chosen.push_back(row - first);
+  return own;
+}
+
 /// Emits rows [first, first + rows of x) of output `index` = x y.
 void emit_part(const GoldArgs& args, int index, int64_t first, const Factor& x, const Factor& y) {
-  const RowSet& chosen = args.rows(index);
-  const int64_t rows = x.transposed ? x.columns : x.rows;
+  const RowSet of_part = rows_within(args.rows(index), first, x.transposed ? x.columns : x.rows);
+  if (!of_part.all && of_part.chosen.empty()) return;
   std::vector<RowSet> own(args.output_shapes.size());
-  if (RowSet& set = own[static_cast<size_t>(index)]; !chosen.all) {
-    set.all = false;
-    for (const int64_t row : chosen.chosen)
-      if (row >= first && row < first + rows) set.chosen.push_back(row - first);
-    if (set.chosen.empty()) return;
-  }
+  own[static_cast<size_t>(index)] = of_part;
   GoldArgs part = args;
   part.row_sets = own;
   part.sink = [&](GoldRows block) {
@@ -92,14 +74,6 @@ void emit_part(const GoldArgs& args, int index, int64_t first, const Factor& x, 
     args.sink(block);
   };
   emit_product(part, index, x, y);
-}
-
-/// Emits zeros in the rows of output `index` behind those of all experts.
-void emit_rest(const GoldArgs& args, int index, const Groups& groups, int64_t columns) {
-  const std::vector<double> zeros(static_cast<size_t>(columns));
-  args.for_rows(index, groups.rows, [&](int64_t row) {
-    if (row >= groups.end()) args.sink({index, row, 1, columns, zeros.data(), zeros.data(), zeros.data()});
-  });
 }
 
 /// Gold of grouped_gemm.
@@ -128,12 +102,41 @@ void backward(const GoldArgs& args) {
   emit_rest(args, 0, groups, groups.k_dim);
 }
 
-/// Rows behind those of all experts must be 0.
-void check_rest(const IdentityArgs& args, const Groups& groups) {
-  std::vector<char> active(static_cast<size_t>(groups.rows));
-  std::fill_n(active.begin(), groups.end(), 1);
-  check_zero_rows(args, 0, active);
+/// Models rows [first, first + rows of x) of output `index` = x y.
+void model_part(const ModelArgs& args, int index, int64_t first, const Factor& x, const Factor& y) {
+  std::vector<RowSet> own(args.row_sets.size(), RowSet{false, {}});
+  own[static_cast<size_t>(index)] = rows_within(args.rows(index), first, x.transposed ? x.columns : x.rows);
+  ModelArgs part = args;
+  part.row_sets = own;
+  part.sink = [&](int output, int64_t row, const float* values) { args.sink(output, first + row, values); };
+  emit_tensor_core_product(part, index, x, y);
 }
+
+void model_rest(const ModelArgs& args, int index, const Groups& groups, int64_t columns) {
+  const std::vector<float> zeros(static_cast<size_t>(columns));
+  for (int64_t row = groups.end(); row < groups.rows; ++row)
+    if (args.rows(index).has(row)) args.sink(index, row, zeros.data());
+}
+
+void model_forward(const ModelArgs& args) {
+  const Groups groups(args.in(kOfA), args.in(kOfB), args.in(kOfOffsets));
+  for (int64_t e = 0; e < groups.experts(); ++e)
+    model_part(args, 0, groups.first(e), groups.part(args.in(kOfA), e), groups.matrix(args.in(kOfB), e, true));
+  model_rest(args, 0, groups, groups.n_dim);
+}
+
+/// The blocks of an expert's sum over rows begin with its first row.
+void model_backward(const ModelArgs& args) {
+  const Groups groups(args.in(kOfA), args.in(kOfB), args.in(kOfOffsets));
+  for (int64_t e = 0; e < groups.experts(); ++e) {
+    model_part(args, 0, groups.first(e), groups.part(args.in(kOfGradC), e), groups.matrix(args.in(kOfB), e));
+    model_part(args, 1, e * groups.n_dim, groups.part(args.in(kOfGradC), e, true), groups.part(args.in(kOfA), e));
+  }
+  model_rest(args, 0, groups, groups.k_dim);
+}
+
+/// Rows behind those of all experts must be 0.
+void check_rest(const IdentityArgs& args, const Groups& groups) { check_zero_rows(args, 0, groups.used_rows()); }
 
 void check_forward(const IdentityArgs& args) {
   const Groups groups(args.in(kOfA), args.in(kOfB), args.in(kOfOffsets));
@@ -162,34 +165,19 @@ void check_backward(const IdentityArgs& args) {
 template <int products>
 Work work(const GoldArgs& args) {
   const Groups groups = groups_of(args);
-  std::vector<char> used_rows(static_cast<size_t>(groups.rows)), used_experts;
-  std::fill_n(used_rows.begin(), groups.end(), 1);
-  for (int64_t e = 0; e < groups.experts(); ++e) used_experts.push_back(groups.count(e) > 0 ? 1 : 0);
-  double unread = bytes_left_out(args.in(kOfA), used_rows) + bytes_left_out(args.in(kOfB), used_experts);
-  if (products > 1) unread += bytes_left_out(args.in(kOfGradC), used_rows);
+  const std::vector<char> rows = groups.used_rows();
+  double unread = bytes_left_out(args.in(kOfA), rows) + bytes_left_out(args.in(kOfB), groups.used_experts());
+  if (products > 1) unread += bytes_left_out(args.in(kOfGradC), rows);
   const double of_row = static_cast<double>(groups.k_dim) * static_cast<double>(groups.n_dim);
   return {2.0 * products * static_cast<double>(groups.end()) * of_row, unread};
 }
 
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_forward, work<1>,
-                                  &kGroupedGemmForward, nullptr, kForwardRecipes},
+                                  &kGroupedGemmForward, model_forward, kForwardRecipes},
                              Pass{"backward", kBackwardIn, kBackwardOut, backward, check_backward, work<2>,
-                                  &kGroupedGemmBackward, nullptr, kBackwardRecipes}};
+                                  &kGroupedGemmBackward, model_backward, kBackwardRecipes}};
 
-/// Draws the experts of the rows with the loads that routing produces: one expert has about half of all rows, some have
-/// none. If rows are to be left out, some rows at the end belong to no expert and hold payloads.
-void refine(const FillArgs& args) {
-  const int64_t rows = args.dim("rows"), experts = args.dim("experts");
-  const int64_t left_out = args.ignored_every == 0 ? 0 : rows / (2 * args.ignored_every);
-  std::vector<int64_t> ids = draw_experts(args, rows, 1, experts, 0);
-  ids.resize(static_cast<size_t>(rows - left_out));
-  for (int64_t& id : ids) id = id == kNoExpert ? 0 : id;
-  store_integers(ExpertOrder(ids, experts, 1, rows).offsets, *args.find("offsets"));
-  std::vector<char> used(static_cast<size_t>(rows));
-  std::fill_n(used.begin(), ids.size(), 1);
-  for (const char* name : {"a", "grad_c"})
-    if (Tensor* const tensor = args.find(name); tensor != nullptr) plant_unused_rows(args, *tensor, used);
-}
+void refine(const FillArgs& args) { draw_row_groups(args, {"a", "grad_c"}); }
 
 }  // namespace
 

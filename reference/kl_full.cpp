@@ -14,6 +14,7 @@
 #include "logit_transform.hpp"
 #include "operator/operator.hpp"
 #include "policy.hpp"
+#include "recipes.hpp"
 #include "softmax.hpp"
 
 namespace checkop {
@@ -42,13 +43,15 @@ constexpr std::array kAttrs{
              "and student S"},
     AttrSpec{kTemperature.name, kTemperature.fallback, "logits of both are divided by it"}};
 
+ActiveTransform transform_of(const GoldArgs& args) { return {args, LogitTransform(args.attrs[kOfTemperature], 0)}; }
+
 /// The softmax of a row of logits: the logarithm of each probability, with its errors, and the probability, whose
 /// relative error is that of its logarithm and that of an exponential.
 struct Distribution {
   std::vector<GoldElement> log;
   std::vector<double> p;
 
-  Distribution(const Tensor& tensor, int64_t row, const LogitTransform& transform) {
+  Distribution(const Tensor& tensor, int64_t row, const ActiveTransform& transform) {
     std::vector<double> x(static_cast<size_t>(tensor.shape.back()));
     decode_row(tensor, row, x);
     std::vector<TransformedLogit> logits;
@@ -112,9 +115,7 @@ struct Row {
   GoldElement loss{0, 0, 0};
 
   Row(const GoldArgs& args, int64_t row)
-      : s(args.in(0), row, LogitTransform(args.attrs[kOfTemperature], 0)),
-        t(args.in(1), row, LogitTransform(args.attrs[kOfTemperature], 0)),
-        beta(args.attrs[kBeta]) {
+      : s(args.in(0), row, transform_of(args)), t(args.in(1), row, transform_of(args)), beta(args.attrs[kBeta]) {
     Divergence of_s, of_t;
     for (size_t v = 0; v < s.size(); ++v) {
       log_q.push_back(beta == 0 || beta == 1 ? t.log[v] : log_mixture(s, t, v, beta));
@@ -164,7 +165,7 @@ void forward(const GoldArgs& args) {
 /// Source: differentiated by hand; checked by gradient_test.
 void backward(const GoldArgs& args) {
   const int64_t vocab = args.in(0).shape.back();
-  const LogitTransform transform(args.attrs[kOfTemperature], 0);
+  const ActiveTransform transform = transform_of(args);
   const TransformedLogit slope = transform(0);
   for_each_row(args, [&](int64_t r, bool masked) {
     RowScratch& s = row_scratch(vocab);
@@ -174,7 +175,7 @@ void backward(const GoldArgs& args) {
       const Row row(args, r);
       const GoldElement g = exact(args.in(kOfGrad).at(r));
       for (size_t v = 0; v < row.s.size(); ++v) {
-        const GoldElement e = by_logit(g * row.gradient(v), slope);
+        const GoldElement e = transform.by_logit(g * row.gradient(v), slope);
         s.value[v] = e.value, s.magnitude[v] = e.magnitude, s.rounding[v] = e.rounding;
       }
     }
@@ -193,9 +194,17 @@ Work work(const GoldArgs& args) {
   return {0, bytes_left_out(args.in(0), used) + bytes_left_out(args.in(1), used)};
 }
 
+constexpr std::array kForwardRecipes{Recipe{recipe::kTransform, "loss", k16Bit, /*exact=*/true,
+                                            "z = round(x/temperature), of student and teacher",
+                                            "GKDTrainer of TRL divides the 16-bit logits of both by the temperature"}};
+constexpr std::array kBackwardRecipes{
+    Recipe{recipe::kTransform, "dstudent", k16Bit, /*exact=*/true,
+           "dstudent = round(dz)/temperature, z = round(x/temperature)",
+           "autograd of 16-bit logits that are divided by the temperature: both are tensors"}};
 constexpr std::array kPasses{
-    Pass{"forward", kForwardIn, kForwardOut, forward, check_masked, work, &kKlFullForward},
-    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked, work, &kKlFullBackward}};
+    Pass{"forward", kForwardIn, kForwardOut, forward, check_masked, work, &kKlFullForward, nullptr, kForwardRecipes},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked, work, &kKlFullBackward, nullptr,
+         kBackwardRecipes}};
 
 void validate(const CaseSizes& sizes) {
   const double beta = sizes.attrs[kBeta], temperature = sizes.attrs[kOfTemperature];

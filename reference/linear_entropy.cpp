@@ -80,11 +80,12 @@ void forward(const GoldArgs& args) {
 /// Source: differentiated by hand; checked by gradient_test.
 void backward(const GoldArgs& args) {
   const LinearInputs in = inputs_of(args);
+  const ActiveTransform transform(args, in.transform);
   emit_linear_gradients(args, in, {0, 1, 2}, [&](LinearLogits& logits) {
     return [&, entropies = logits.entropies()](int64_t r) {
       const double g = args.in(kOfGrad).at(logits.row(r));
-      return [&entropy = entropies[static_cast<size_t>(r)], g](int64_t, const TransformedLogit& logit) {
-        return by_logit(scaled(g, entropy.gradient(logit)), logit);
+      return [&transform, &entropy = entropies[static_cast<size_t>(r)], g](int64_t, const TransformedLogit& logit) {
+        return transform.by_logit(scaled(g, entropy.gradient(logit)), logit);
       };
     };
   });
@@ -104,9 +105,11 @@ Work work(const GoldArgs& args) {
 
 constexpr std::string_view kGradients = "dhidden dlm_head_weight dbias",
                            kLmHead = "a 16-bit lm_head (F.linear) before the entropy, as in TRL and verl";
-constexpr std::array kForwardRecipes{rounds_logits("entropy", kLmHead), rounds_product_of_logits("entropy")};
+constexpr std::array kForwardRecipes{rounds_logits("entropy", kLmHead), rounds_product_of_logits("entropy"),
+                                     rounds_transform("entropy")};
 constexpr std::array kBackwardRecipes{rounds_dz(kGradients, "autograd of a 16-bit lm_head"),
-                                      rounds_logits(kGradients, kLmHead), rounds_product_of_logits(kGradients)};
+                                      rounds_logits(kGradients, kLmHead), rounds_product_of_logits(kGradients),
+                                      rounds_transform_gradient(kGradients)};
 
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_masked, work<1>,
                                   &kLinearEntropyForward, nullptr, kForwardRecipes},

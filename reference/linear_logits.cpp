@@ -30,6 +30,7 @@ LinearLogits::LinearLogits(const GoldArgs& args, const LinearInputs& in, const R
       rounds_product_(in.bias != nullptr && args.recipes.has(recipe::kProduct)),
       rounds_logits_(rounds_product_ || args.recipes.has(recipe::kLogits)),
       rounds_dz_(args.recipes.has(recipe::kDz)),
+      rounds_chunks_(args.recipes.has(recipe::kSumsByChunk)),
       slack_(rounds_logits_ ? logits_.size() : 0) {
   args_.parallel_for(rows_, [&](int64_t r) {
     if (left_out(r)) return;  // zeros replace the row's content, which may be NaN
@@ -83,35 +84,55 @@ int64_t LinearLogits::load_chunk(const RowSet& columns, int64_t begin) {
 }
 
 void LinearLogits::add_product(bool transpose, int64_t m, int64_t k, const std::vector<double>& x,
-                               const std::vector<double>& y, double keep, std::vector<double>& out) {
+                               const std::vector<double>& y, double keep, std::vector<double>& out, int64_t first) {
   const int64_t column_tiles = ceil_div(hidden_, kTileColumns);
   args_.parallel_for(ceil_div(m, kTileRows) * column_tiles, [&](int64_t task) {
     const int64_t r = task / column_tiles * kTileRows, c = task % column_tiles * kTileColumns;
     dense_product(transpose, false, std::min(kTileRows, m - r), std::min(kTileColumns, hidden_ - c), k,
-                  &x[transpose ? size(r, 1) : size(r, chunk_)], chunk_, &y[size(c, 1)], hidden_, keep,
-                  &out[size(r, hidden_) + size(c, 1)], hidden_);
+                  &x[transpose ? size(first, chunk_) + size(r, 1) : size(r, chunk_)], chunk_,
+                  &y[size(first, hidden_) + size(c, 1)], hidden_, keep, &out[size(r, hidden_) + size(c, 1)], hidden_);
   });
 }
 
+LinearLogits::RoundedSums LinearLogits::sums_of_chunks(int64_t n, int64_t chunk_rows) {
+  RoundedSums sums(size(n, hidden_));
+  const int64_t chunks = ceil_div(rows_, chunk_rows);
+  std::vector<double> part(size(n, hidden_)), sum(part.size());
+  for (int64_t chunk = 0; chunk < chunks && chunks > 1; ++chunk) {
+    const int64_t first = chunk * chunk_rows;
+    add_product(true, n, std::min(chunk_rows, rows_ - first), logits_, h_, 0.0, part, first);
+    args_.parallel_for(n, [&](int64_t v) {
+      for (size_t i = size(v, hidden_); i < size(v + 1, hidden_); ++i) {
+        sum[i] += part[i];
+        sums.add(i, part[i], args_.recipes);
+        if (chunk > 0 && chunk + 1 < chunks) sums.add(i, sum[i], args_.recipes);
+      }
+    });
+  }
+  return sums;
+}
+
 GoldElement LinearLogits::finish(int output, int64_t terms, double value, double square, double error,
-                                 double carry) const {
+                                 const Spread& of_chunks, double carry) const {
   value += carry;
   const Spread of_dz =
       rounds_dz_ ? args_.recipes.of_terms(output, square, std::sqrt(static_cast<double>(terms) * square)) : Spread();
-  return {value, std::abs(value) + std::sqrt(square) + error,
-          kLeastGrowth * std::sqrt(static_cast<double>(rows_)) * std::abs(carry), of_dz};
+  return {value,
+          std::abs(value) + std::sqrt(square) + error,
+          kLeastGrowth * std::sqrt(static_cast<double>(rows_)) * std::abs(carry),
+          {of_dz.most + of_chunks.most, std::hypot(of_dz.deviation, of_chunks.deviation)}};
 }
 
 void LinearLogits::emit_row(int output, int64_t row, int64_t terms, int64_t from, Sums& sums,
-                            const Tensor* carry) const {
+                            const RoundedSums& of_chunks, const Tensor* carry) const {
   static thread_local std::vector<double> rounding, spread, deviation, carried;
   for (auto* array : {&rounding, &spread, &deviation}) array->resize(size(hidden_, 1));
   carried.assign(size(hidden_, 1), 0);
   if (carry != nullptr) decode_row(*carry, row, carried);
   const size_t at = size(from, hidden_);
   for (size_t i = 0; i < size(hidden_, 1); ++i) {
-    const GoldElement e =
-        finish(output, terms, sums.value[at + i], sums.square[at + i], sums.error[at + i], carried[i]);
+    const GoldElement e = finish(output, terms, sums.value[at + i], sums.square[at + i], sums.error[at + i],
+                                 of_chunks.spread(at + i, output, args_.recipes), carried[i]);
     sums.value[at + i] = e.value, sums.error[at + i] = e.magnitude, rounding[i] = e.rounding;
     spread[i] = e.spread.most, deviation[i] = e.spread.deviation;
   }
@@ -119,16 +140,22 @@ void LinearLogits::emit_row(int output, int64_t row, int64_t terms, int64_t from
       {output, row, 1, hidden_, &sums.value[at], &sums.error[at], rounding.data(), spread.data(), deviation.data()});
 }
 
-void LinearLogits::emit_bias_gradient(const LinearOutputs& outputs, int64_t row, int64_t v) const {
-  double value = 0, square = 0, error = 0;
+void LinearLogits::emit_bias_gradient(const LinearOutputs& outputs, int64_t row, int64_t v, int64_t chunk_rows) const {
+  double value = 0, square = 0, error = 0, part = 0;
+  RoundedSums sums(chunk_rows > 0 ? 1 : 0);
   for (int64_t r = 0; r < rows_; ++r) {
     const size_t at = size(r, chunk_) + size(v, 1);
-    value += logits_[at];
+    value += logits_[at], part += logits_[at];
     square += dz_square_[at];
     error += magnitude_[at];
+    if (chunk_rows == 0 || rows_ <= chunk_rows || ((r + 1) % chunk_rows != 0 && r + 1 < rows_)) continue;
+    sums.add(0, part, args_.recipes);
+    if (r >= chunk_rows && r + 1 < rows_) sums.add(0, value, args_.recipes);
+    part = 0;
   }
   const Tensor* const carry = outputs.bias_carry;
-  const GoldElement e = finish(outputs.bias, rows_, value, square, error, carry == nullptr ? 0 : carry->at(row));
+  const GoldElement e = finish(outputs.bias, rows_, value, square, error, sums.spread(0, outputs.bias, args_.recipes),
+                               carry == nullptr ? 0 : carry->at(row));
   args_.sink({outputs.bias, row, 1, 1, &e.value, &e.magnitude, &e.rounding, &e.spread.most, &e.spread.deviation});
 }
 

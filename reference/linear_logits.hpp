@@ -30,6 +30,7 @@ struct LinearInputs {
 struct LinearOutputs {
   int hidden, weight, bias;
   const Tensor *weight_carry = nullptr, *bias_carry = nullptr;
+  int64_t chunk_rows = 0;  ///< of sums_by_chunk_in_16_bit; 0: the operator has no such recipe
 };
 
 /// Logits rounded to 16 bits before what follows them.
@@ -54,12 +55,27 @@ constexpr Recipe rounds_dz(std::string_view outputs, std::string_view source) {
           /*independent=*/"batch seq vocab"};
 }
 
+/// Parts of the weight's gradient, one for each chunk of rows, and their running sums rounded to 16 bits. For the parts
+/// c_j of n chunks and s_j = c_1 + ... + c_j, roundings err by
+///   deviation = u_case sqrt((sum over j of c_j^2 + sum over 1 < j < n of s_j^2)/3)
+/// s_1 is c_1, and s_n is what is stored; with one chunk nothing is rounded twice. A kernel whose chunks
+/// are several of these has some of the s_j. With carried sums, which are fp32, kernels do not round: then nothing is
+/// allowed for.
+constexpr Recipe rounds_sums_by_chunk(std::string_view source) {
+  return {recipe::kSumsByChunk,
+          "dlm_head_weight dbias",
+          k16Bit,
+          /*exact=*/false,
+          "s = round(s + round(dx^T hidden of a chunk of rows)), chunk after chunk",
+          source};
+}
+
 /// A set of rows: FP64 copies of hidden, the decoded chunk of weights, and its logits with their error coefficients.
 /// Arrays have one row per row of the set.
 class LinearLogits {
  public:
   /// Recipes: logits_in_16_bit rounds the logits, product_in_16_bit also rounds them before the bias is added,
-  /// dz_in_16_bit rounds their gradients.
+  /// dz_in_16_bit rounds their gradients, sums_by_chunk_in_16_bit sums of these.
   LinearLogits(const GoldArgs& args, const LinearInputs& in, const RowSet& set);
 
   int64_t rows() const { return rows_; }
@@ -101,6 +117,7 @@ class LinearLogits {
     Sums dh(wants_dh ? size(rows_, hidden_) : 0), dw(wants_dw ? size(chunk_, hidden_) : 0);
     const std::vector<double> abs_h = wants_dw ? absolute(h_) : std::vector<double>();
     dz_square_.resize(logits_.size());
+    const int64_t chunk_rows = outputs.weight_carry == nullptr && rounds_chunks_ ? outputs.chunk_rows : 0;
     for (int64_t begin = 0; begin < columns.count(vocab_); begin += chunk_) {
       const int64_t n = load_chunk(columns, begin);
       args_.parallel_for(rows_, [&](int64_t r) { differentiate_row(r, columns, begin, n, gradient_of); });
@@ -115,13 +132,15 @@ class LinearLogits {
       add_product(true, n, terms, logits_, h_, 0.0, dw.value);
       add_product(true, n, terms, dz_square_, h_square_, 0.0, dw.square);
       add_product(true, n, terms, magnitude_, abs_h, 0.0, dw.error);
+      const RoundedSums of_chunks = chunk_rows > 0 ? sums_of_chunks(n, chunk_rows) : RoundedSums();
       args_.parallel_for(n, [&](int64_t v) {
-        emit_row(outputs.weight, columns.at(begin + v), rows_, v, dw, outputs.weight_carry);
-        if (in_.bias != nullptr) emit_bias_gradient(outputs, columns.at(begin + v), v);
+        emit_row(outputs.weight, columns.at(begin + v), rows_, v, dw, of_chunks, outputs.weight_carry);
+        if (in_.bias != nullptr) emit_bias_gradient(outputs, columns.at(begin + v), v, chunk_rows);
       });
     }
     if (wants_dh)
-      args_.parallel_for(rows_, [&](int64_t r) { emit_row(outputs.hidden, set_.at(r), vocab_, r, dh, nullptr); });
+      args_.parallel_for(
+          rows_, [&](int64_t r) { emit_row(outputs.hidden, set_.at(r), vocab_, r, dh, RoundedSums(), nullptr); });
   }
 
  private:
@@ -134,6 +153,20 @@ class LinearLogits {
     std::vector<double> value, square, error;
   };
 
+  /// What a kernel rounds on the way to each element: sums of the squares and of the sizes. Empty: nothing.
+  struct RoundedSums {
+    explicit RoundedSums(size_t count = 0) : square(count), size(count) {}
+    std::vector<double> square, size;
+
+    void add(size_t at, double rounded, const ActiveRecipes& recipes) {
+      const double of = recipes.size(rounded);
+      square[at] += of * of, size[at] += of;
+    }
+    Spread spread(size_t at, int output, const ActiveRecipes& recipes) const {
+      return square.empty() ? Spread() : recipes.of_terms(output, square[at], size[at]);
+    }
+  };
+
   static size_t size(int64_t a, int64_t b) { return static_cast<size_t>(a * b); }
 
   /// Computes logits_[rows, chunk] = hidden * weight^T + bias for as many columns of the set as a chunk holds, from its
@@ -141,18 +174,16 @@ class LinearLogits {
   int64_t load_chunk(const RowSet& columns, int64_t begin);
 
   TransformedLogit logit(int64_t r, int64_t v) const {
-    const size_t at = size(r, chunk_) + size(v, 1);
+    const TransformedLogit logit = transformed(size(r, chunk_) + size(v, 1));
+    return in_.folds_slack ? slack_folded(logit, args_.recipes) : logit;
+  }
+  TransformedLogit transformed(size_t at) const {
     if (stepped_.is_active()) {
       return stepped_(rounds_logits_ ? GoldElement{logits_[at], 0, args_.recipes.in_units(slack_[at])}
                                      : GoldElement{logits_[at], magnitude_[at], 0});
     }
     if (!rounds_logits_) return in_.transform(logits_[at], magnitude_[at]);
-    TransformedLogit rounded = in_.transform(logits_[at], slack_[at], args_.recipes);
-    if (!in_.folds_slack) return rounded;
-    // exp(slack) - 1 is what probabilities may be off by; twice the slack covers what that changes in their turn.
-    rounded.z.rounding += args_.recipes.in_units(std::expm1(2 * rounded.slack) / 2);
-    rounded.slack = 0;
-    return rounded;
+    return in_.transform(logits_[at], slack_[at], args_.recipes);
   }
 
   /// Turns a row of the chunk's logits into gradients and their squares, and the magnitudes into the errors of the
@@ -173,21 +204,27 @@ class LinearLogits {
     }
   }
 
-  /// out[m, hidden] = keep*out + x * y[k, hidden], where x is a [rows, chunk] array or its transpose.
+  /// out[m, hidden] = keep*out + x * y[k, hidden], where x is a [rows, chunk] array or its transpose, and y the k rows
+  /// from `first` on; of a transpose x has the same ones.
   void add_product(bool transpose, int64_t m, int64_t k, const std::vector<double>& x, const std::vector<double>& y,
-                   double keep, std::vector<double>& out);
+                   double keep, std::vector<double>& out, int64_t first = 0);
+
+  /// Of the gradients of the n weights of a chunk of the vocabulary; see rounds_sums_by_chunk().
+  RoundedSums sums_of_chunks(int64_t n, int64_t chunk_rows);
 
   /// Adds the carry and returns the element with its error coefficients. `terms`: the number of terms of the sum. The
   /// carry is one more, exact term: it is in neither `square` nor `error`. It enlarges partial sums by up to its own
   /// size, in at most one addition per token, wherever the kernel adds it; this counts as growth over the chain of
   /// tokens. It is not part of the magnitude: dz_in_16_bit rounds only the other terms t, and sum |t| <= sqrt(n sum
   /// t^2).
-  GoldElement finish(int output, int64_t terms, double value, double square, double error, double carry) const;
+  GoldElement finish(int output, int64_t terms, double value, double square, double error, const Spread& of_chunks,
+                     double carry) const;
 
   /// Emits row `row` of output `output` from row `from` of `sums`. `carry`: nullptr for none.
-  void emit_row(int output, int64_t row, int64_t terms, int64_t from, Sums& sums, const Tensor* carry) const;
+  void emit_row(int output, int64_t row, int64_t terms, int64_t from, Sums& sums, const RoundedSums& of_chunks,
+                const Tensor* carry) const;
   /// Emits row `row` of the bias's gradient from column v of the chunk.
-  void emit_bias_gradient(const LinearOutputs& outputs, int64_t row, int64_t v) const;
+  void emit_bias_gradient(const LinearOutputs& outputs, int64_t row, int64_t v, int64_t chunk_rows) const;
 
   const GoldArgs& args_;
   const LinearInputs& in_;
@@ -195,7 +232,7 @@ class LinearLogits {
   int64_t rows_, hidden_, vocab_, chunk_;
   std::vector<double> h_, h_square_, w_, w_square_, logits_, magnitude_, dz_square_;
   const SteppedTransform stepped_;
-  const bool rounds_product_, rounds_logits_, rounds_dz_;
+  const bool rounds_product_, rounds_logits_, rounds_dz_, rounds_chunks_;
   std::vector<double> slack_;
 };
 

@@ -84,7 +84,11 @@ constexpr std::array kTpBackwardRecipes{
            "autograd of a 16-bit log-probability that is cast to fp32: its gradient is cast to 16 bits"},
     rounds_product_of_logits(kGradients)};
 constexpr auto kForwardRecipes = with(kTpForwardRecipes, rounds_transform("logp"));
-constexpr auto kBackwardRecipes = with(kTpBackwardRecipes, rounds_transform_gradient(kGradients));
+constexpr auto kBackwardRecipes =
+    with(with(kTpBackwardRecipes, rounds_transform_gradient(kGradients)),
+         rounds_sums_by_chunk(
+             "Liger's fused linear cross entropy without accum_dtype, in chunks of as many rows as the next "
+             "power of two from rows*hidden/vocab on"));
 
 LinearInputs inputs_of(const GoldArgs& args, const LogitTransform& transform) {
   read_ids_to_use(args, args.in(2), args.in(1).shape[0]);  // throws for an id out of range
@@ -144,7 +148,8 @@ void differentiate(const GoldArgs& args, const LogitTransform& transform) {
   const SteppedTransform stepped(args, transform);
   const bool steps = stepped.is_active();
   const bool rounds = rounds_logp || steps || args.recipes.has(recipe::kLogits) || args.recipes.has(recipe::kProduct);
-  emit_linear_gradients(args, in, {0, 1, 2, args.inputs[5], args.inputs[6]}, [&](LinearLogits& logits) {
+  const int64_t chunk_rows = recipe::rows_of_chunk(args.in(2).count(), in.weight.shape[1], in.weight.shape[0]);
+  emit_linear_gradients(args, in, {0, 1, 2, args.inputs[5], args.inputs[6], chunk_rows}, [&](LinearLogits& logits) {
     return [&, reduced = Reduced(logits, args.in(2))](int64_t r) {
       const int64_t row = logits.row(r), target = static_cast<int64_t>(args.in(2).at(row));
       const double upstream = args.in(4).at(row), g = rounds_upstream ? args.recipes.round(upstream) : upstream;

@@ -182,15 +182,17 @@ void forward(const GoldArgs& args) {
 void backward(const GoldArgs& args) {
   const Batch batch(args, /*with_entropy=*/false);
   const double g = args.in(kOfGrad).at(0);
-  emit_linear_gradients(args, batch.in, {0, 1, 2}, [&](const LinearLogits& logits) {
+  const ActiveTransform transform(args, batch.in.transform);
+  const LinearOutputs outputs{0, 1, 2, nullptr, nullptr, recipe::rows_of_chunk(args.in(kOfMask).shape.back())};
+  emit_linear_gradients(args, batch.in, outputs, [&](const LinearLogits& logits) {
     return [&](int64_t r) {
       const int64_t token = logits.row(r);
       const auto row = static_cast<size_t>(token);
-      return [&batch, row, c = batch.tokens.by_logp(token, g), e = batch.tokens.by_entropy(token, g),
+      return [&batch, &transform, row, c = batch.tokens.by_logp(token, g), e = batch.tokens.by_entropy(token, g),
               gradient = LogitGradient(batch.rows.softmax[row], 1)](int64_t v, const TransformedLogit& logit) {
         GoldElement dz = c * gradient(logit.z, v == batch.ids[row]);
         if (batch.has_entropy) dz = dz + e * batch.rows.entropy[row].gradient(logit);
-        return by_logit(dz, logit);
+        return transform.by_logit(dz, logit);
       };
     };
   });
@@ -210,10 +212,12 @@ Work work(const GoldArgs& args) {
 
 constexpr std::string_view kResults = "loss logps entropy", kGradients = "dhidden dlm_head_weight dbias",
                            kLmHead = "a 16-bit lm_head (F.linear) before the loss, as in TRL and verl";
-constexpr std::array kForwardRecipes{rounds_logits(kResults, kLmHead), rounds_product_of_logits(kResults)};
+constexpr std::array kForwardRecipes{rounds_logits(kResults, kLmHead), rounds_product_of_logits(kResults),
+                                     rounds_transform(kResults)};
 constexpr std::array kBackwardRecipes{
     rounds_dz(kGradients, "autograd of a 16-bit lm_head, Liger's fused linear GRPO loss"),
-    rounds_logits(kGradients, kLmHead), rounds_product_of_logits(kGradients)};
+    rounds_logits(kGradients, kLmHead), rounds_product_of_logits(kGradients), rounds_transform_gradient(kGradients),
+    rounds_sums_by_chunk("Liger's fused linear GRPO loss, a sequence at a time; verl's FusedLinearForPPO, 512 tokens")};
 
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_tokens, work<1>,
                                   &kLinearPolicyLossForward, nullptr, kForwardRecipes},

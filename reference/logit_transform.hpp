@@ -144,6 +144,14 @@ constexpr Recipe rounds_transform_gradient(std::string_view outputs) {
           "autograd of 16-bit logits that are divided by the temperature or capped: each step is a tensor"};
 }
 
+/// Counts what a rounded logit may be off by as roundings of its z. exp(slack) - 1 is what probabilities may be off by;
+/// twice the slack covers what that changes in their turn.
+inline TransformedLogit slack_folded(TransformedLogit logit, const ActiveRecipes& recipes) {
+  logit.z.rounding += recipes.in_units(std::expm1(2 * logit.slack) / 2);
+  logit.slack = 0;
+  return logit;
+}
+
 /// Adds transformed logits to a row's statistics.
 void add_logits(SoftmaxRow& softmax, std::span<const TransformedLogit> logits);
 
@@ -153,5 +161,25 @@ inline GoldElement by_logit(const GoldElement& dz, const TransformedLogit& logit
   return {slope * dz.value, slope * dz.magnitude + size * logit.slope.magnitude,
           slope * dz.rounding + size * logit.slope.rounding};
 }
+
+/// The transform of logits that are inputs: in steps of 16 bits where that recipe is active.
+class ActiveTransform {
+ public:
+  ActiveTransform(const GoldArgs& args, const LogitTransform& transform)
+      : plain_(transform), stepped_(args, transform), recipes_(args.recipes), steps_(stepped_.is_active()) {}
+
+  TransformedLogit operator()(double x) const {
+    return steps_ ? slack_folded(stepped_(exact(x)), recipes_) : plain_(x);
+  }
+  GoldElement by_logit(const GoldElement& dz, const TransformedLogit& logit) const {
+    return steps_ ? stepped_.by_logit(dz, logit) : checkop::by_logit(dz, logit);
+  }
+
+ private:
+  LogitTransform plain_;
+  SteppedTransform stepped_;
+  const ActiveRecipes& recipes_;
+  bool steps_;
+};
 
 }  // namespace checkop

@@ -50,6 +50,8 @@ extern const Operator kQuantFp8Block2d;      // quant_fp8_block_2d.cpp
 extern const Operator kQuantMxfp8;           // quant_mxfp8.cpp
 extern const Operator kQuantNvfp4;           // quant_nvfp4.cpp
 extern const Operator kFp8BlockGemm;         // fp8_block_gemm.cpp
+extern const Operator kGroupedFp8BlockGemm;  // grouped_fp8_block_gemm.cpp
+extern const Operator kFp8BlockWgrad;        // fp8_block_wgrad.cpp
 
 std::span<const Operator* const> operators() {
   static constexpr std::array kTable{&kLogp,
@@ -95,7 +97,9 @@ std::span<const Operator* const> operators() {
                                      &kQuantFp8Block2d,
                                      &kQuantMxfp8,
                                      &kQuantNvfp4,
-                                     &kFp8BlockGemm};
+                                     &kFp8BlockGemm,
+                                     &kGroupedFp8BlockGemm,
+                                     &kFp8BlockWgrad};
   return kTable;
 }
 

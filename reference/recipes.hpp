@@ -2,6 +2,9 @@
 // Names of the recipes, which a gold and the emulation of its pass share. 16 bit: the dtype of the case, bf16 or fp16.
 #pragma once
 
+#include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <string_view>
 
 namespace checkop::recipe {
@@ -27,8 +30,10 @@ inline constexpr std::string_view kP = "p_in_16_bit", kDs = "ds_in_16_bit", kO =
 // logp, linear_logp, tp_linear_logp, and ratio_kl and grpo_loss, whose coefficient c is an upstream gradient
 inline constexpr std::string_view kLogits = "logits_in_16_bit", kLogp = "logp_in_16_bit", kDz = "dz_in_16_bit",
                                   kUpstream = "upstream_gradient_in_16_bit";
-// logp and linear_logp
+// logp, linear_logp, entropy, linear_entropy, kl_full and linear_policy_loss
 inline constexpr std::string_view kTransform = "transform_in_16_bit";
+// linear_logp and linear_policy_loss
+inline constexpr std::string_view kSumsByChunk = "sums_by_chunk_in_16_bit";
 // linear_logp, tp_linear_logp, linear_entropy, linear_policy_loss and lm_head
 inline constexpr std::string_view kProduct = "product_in_16_bit";
 // ratio_kl and grpo_loss
@@ -43,5 +48,14 @@ inline constexpr std::string_view kSumsByToken = "sums_by_token_in_16_bit",
                                   kSumsBy32Tokens = "sums_by_32_tokens_in_16_bit";
 // all_reduce, reduce_scatter and all_gather
 inline constexpr std::string_view kSumsByRank = "sums_by_rank_in_16_bit";
+
+/// Rows whose part of the weight's gradient is one product: of Liger's fused linear cross entropy, whose logits of a
+/// chunk take about as much memory as all hidden states.
+inline int64_t rows_of_chunk(int64_t rows, int64_t hidden, int64_t vocab) {
+  const int64_t chunks = (vocab + hidden - 1) / hidden;
+  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>((rows + chunks - 1) / chunks)));
+}
+/// The same of a policy's loss: Liger takes one sequence, verl 512 tokens.
+inline int64_t rows_of_chunk(int64_t seq) { return std::min<int64_t>(seq, 512); }
 
 }  // namespace checkop::recipe

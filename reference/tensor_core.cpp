@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 namespace checkop {
@@ -250,8 +251,8 @@ struct View {
   int64_t rows() const { return factor.transposed ? factor.columns : factor.rows; }
   int64_t columns() const { return factor.transposed ? factor.rows : factor.columns; }
   uint16_t bits(int64_t row, int64_t column) const {
-    return stored_bits(*factor.tensor,
-                       factor.transposed ? column * factor.columns + row : row * factor.columns + column);
+    if (factor.transposed) std::swap(row, column);
+    return stored_bits(*factor.tensor, (factor.first_row + row) * factor.columns + column);
   }
 };
 

@@ -43,4 +43,13 @@ inline void check_slots(const checkop_tensor& t, const char* name, int64_t count
                                         " is neither in [0, " + std::to_string(end) + ") nor -1");
 }
 
+/// Refuses offsets of groups that do not start with 0, decrease, leave the rows, or are no multiples of `align`.
+inline void check_offsets(const int32_t* offsets, int64_t groups, int64_t rows, int64_t align) {
+  for (int64_t e = 0; e <= groups; ++e)
+    if (offsets[e] < (e == 0 ? 0 : offsets[e - 1]) || offsets[e] > rows || offsets[e] % align != 0)
+      throw Refusal(CHECKOP_FAILED, align == 1 ? "offsets decrease or leave the rows"
+                                               : "offsets decrease, leave the rows or are no multiples of 128");
+  if (offsets[0] != 0) throw Refusal(CHECKOP_FAILED, "offsets do not start with 0");
+}
+
 }  // namespace native

@@ -4,24 +4,14 @@
 //   a: [..., k_dim] e4m3   scale_a: [..., k_dim/128 rounded up] fp32   b: [n_dim, k_dim] e4m3
 //   scale_b: [n_dim/128, k_dim/128, both rounded up] fp32   d: [..., n_dim] fp32|bf16|fp16
 //   Limits: contiguous.   Expected error: chains of 12 additions within a block, then a tree over blocks.
-#include "cpu/codes.hpp"
+#include "cpu/fp8_product.hpp"
 
 namespace {
 
+using native::blocks_of;
+using native::decoded;
 using native::Extent;
-
-constexpr int64_t kBlock = 128;
-
-int64_t blocks_of(int64_t n) { return (n + kBlock - 1) / kBlock; }
-
-std::vector<float> decoded(const checkop_tensor& codes, int64_t n) {
-  std::array<float, 256> values{};
-  for (size_t code = 0; code < values.size(); ++code) values[code] = native::from_e4m3(static_cast<uint8_t>(code));
-  const auto* const from = static_cast<const uint8_t*>(codes.data);
-  std::vector<float> to(static_cast<size_t>(n));
-  for (size_t i = 0; i < to.size(); ++i) to[i] = values[from[i]];
-  return to;
-}
+using native::kFp8Block;
 
 checkop_status forward(const checkop_call* call) {
   return native::run(call, [](const checkop_call& c) {
@@ -36,23 +26,17 @@ checkop_status forward(const checkop_call* call) {
     native::check_matrix(scale_a, "scale_a", CHECKOP_F32, rows, blocks);
     native::check_matrix(scale_b, "scale_b", CHECKOP_F32, blocks_of_n, blocks);
     native::check_matrix(d, "d", d.dtype, rows, n_dim);
-    for (const char* name : {"acc_bits", "acc_terms"}) native::exact_attribute(c, name);  // of the bound alone
+    native::check_bound_attributes(c);
     const std::vector<float> of_a = decoded(a, rows.value * k_dim.value), of_b = decoded(b, n_dim.value * k_dim.value);
     const auto* const factors_a = static_cast<const float*>(scale_a.data);
     const auto* const factors_b = static_cast<const float*>(scale_b.data);
     native::parallel_for(rows.value, rows.value * n_dim.value * k_dim.value, [&](int64_t begin, int64_t end) {
       std::vector<float> row(static_cast<size_t>(n_dim.value));
       for (int64_t r = begin; r < end; ++r) {
-        for (int64_t n = 0; n < n_dim.value; ++n) {
-          native::Tree<float, std::plus<float>> sum;
-          for (int64_t kb = 0; kb < blocks.value; ++kb) {
-            const int64_t k = kb * kBlock, terms = std::min(kBlock, k_dim.value - k);
-            const float factor = factors_a[r * blocks.value + kb] * factors_b[n / kBlock * blocks.value + kb];
-            sum.add(factor * native::dot(&of_a[static_cast<size_t>(r * k_dim.value + k)],
-                                         &of_b[static_cast<size_t>(n * k_dim.value + k)], terms));
-          }
-          row[static_cast<size_t>(n)] = sum.finish();
-        }
+        for (int64_t n = 0; n < n_dim.value; ++n)
+          row[static_cast<size_t>(n)] =
+              native::scaled_dot(of_a.data() + r * k_dim.value, factors_a + r * blocks.value,
+                                 of_b.data() + n * k_dim.value, factors_b + n / kFp8Block * blocks.value, k_dim.value);
         native::store(d, r * n_dim.value, n_dim.value, row.data());
       }
     });

@@ -29,23 +29,24 @@ struct RowGroupList {
   int64_t most_tiles;
 };
 
-/// Whether element `i` of the offsets is bad: they start with 0, do not decrease, and end within the rows.
-__device__ inline bool is_bad_offset(const int32_t* __restrict__ offsets, int64_t i, int64_t rows) {
-  return i == 0 ? offsets[0] != 0 : offsets[i] < offsets[i - 1] || offsets[i] > rows;
+/// Whether element `i` of the offsets is bad: they start with 0, do not decrease, end within the rows, and are
+/// multiples of `align`.
+__device__ inline bool is_bad_offset(const int32_t* __restrict__ offsets, int64_t i, int64_t rows, int align) {
+  return i == 0 ? offsets[0] != 0 : offsets[i] < offsets[i - 1] || offsets[i] > rows || offsets[i] % align != 0;
 }
 
 /// The first block lists the groups, rows [offsets[i], offsets[i + 1]), and their tiles. If an offset is bad, it notes
 /// the first such offset and leaves all groups empty. The other blocks set the rows of `out` behind the last group to
 /// 0, or all rows to NaN if an offset is bad. A row of `out` has `row_bytes` bytes, an even number.
 static __global__ __launch_bounds__(kScanThreads) void list_row_groups(const int32_t* __restrict__ offsets,
-                                                                       int64_t groups, int64_t rows, int tile_rows,
-                                                                       RowGroupList to, uint16_t* __restrict__ out,
-                                                                       int64_t row_bytes,
+                                                                       int64_t groups, int64_t rows, int align,
+                                                                       int tile_rows, RowGroupList to,
+                                                                       uint16_t* __restrict__ out, int64_t row_bytes,
                                                                        unsigned long long* __restrict__ first_bad) {
   __shared__ int64_t of_warp[kWarp];
   bool bad = false;
   for (int64_t i = threadIdx.x; i <= groups; i += kScanThreads) {
-    const bool is_bad = is_bad_offset(offsets, i, rows);
+    const bool is_bad = is_bad_offset(offsets, i, rows, align);
     // order-free: the smallest bad element is an integer minimum, independent of the order of the threads.
     if (is_bad && blockIdx.x == 0) atomicMin(first_bad, static_cast<unsigned long long>(i));
     bad = bad || is_bad;
@@ -79,15 +80,16 @@ static __global__ __launch_bounds__(kScanThreads) void list_row_groups(const int
   if (threadIdx.x == 0) *to.count = before;
 }
 
-/// Enqueues list_row_groups() for `out`, [rows, columns].
+/// Enqueues list_row_groups() for `out`, [rows, columns]; without columns nothing is set.
 template <typename T>
-void launch_list_row_groups(const int32_t* offsets, int64_t groups, int64_t rows, int tile_rows, const RowGroupList& to,
-                            T* out, int64_t columns, unsigned long long* first_bad, cudaStream_t stream) {
+void launch_list_row_groups(const int32_t* offsets, int64_t groups, int64_t rows, int align, int tile_rows,
+                            const RowGroupList& to, T* out, int64_t columns, unsigned long long* first_bad,
+                            cudaStream_t stream) {
   constexpr int64_t kMostBlocks = 128;  // about one for each SM: most calls have few rows behind the groups, or none
   const int64_t row_bytes = columns * static_cast<int64_t>(sizeof(T));
   const int64_t needed = ceil_div(rows * row_bytes / 2, kScanThreads);
   const auto blocks = static_cast<unsigned>(1 + (needed < kMostBlocks ? needed : kMostBlocks));
-  list_row_groups<<<blocks, kScanThreads, 0, stream>>>(offsets, groups, rows, tile_rows, to,
+  list_row_groups<<<blocks, kScanThreads, 0, stream>>>(offsets, groups, rows, align, tile_rows, to,
                                                        reinterpret_cast<uint16_t*>(out), row_bytes, first_bad);
 }
 

@@ -30,10 +30,7 @@ struct Call {
     check_b(b, "b");
     Extent bounds{"experts + 1", b.shape[0] + 1};
     native::check_vector(c.inputs[2], "offsets", CHECKOP_I32, bounds);
-    for (int64_t e = 0; e <= experts(); ++e)
-      if (offsets[e] < (e == 0 ? 0 : offsets[e - 1]) || offsets[e] > rows.value)
-        throw Refusal(CHECKOP_FAILED, "offsets decrease or leave the rows");
-    if (offsets[0] != 0) throw Refusal(CHECKOP_FAILED, "offsets do not start with 0");
+    native::check_offsets(offsets, experts(), rows.value, 1);
   }
 
   void check_b(const checkop_tensor& t, const char* name) {

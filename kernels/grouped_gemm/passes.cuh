@@ -7,32 +7,11 @@
 
 #include <type_traits>
 
-#include "cuda/findings.cuh"
+#include "gemm/grouped_rows.cuh"
 #include "gemm/mma.cuh"
-#include "gemm/row_groups.cuh"
 
 namespace checkop::kernels::grouped_gemm {
 
-struct Shape {
-  int64_t rows = 0, experts = 0, k_dim = 0, n_dim = 0;
-};
-
-/// Byte offsets into the workspace, each a multiple of 256.
-struct Layout {
-  int64_t most_tiles;
-  size_t groups, count, tiles, bytes;
-
-  Layout(const Shape& shape, int tile_rows) : most_tiles(most_row_tiles(shape.rows, shape.experts, tile_rows)) {
-    const auto padded = [](int64_t bytes) { return static_cast<size_t>(round_up(bytes, 256)); };
-    groups = kFindingsBytes;
-    count = groups + padded(shape.experts * static_cast<int64_t>(sizeof(GroupRows)));
-    tiles = count + 256;
-    bytes = tiles + padded(most_tiles * static_cast<int64_t>(sizeof(RowTile)));
-  }
-};
-
-/// The smallest tiles, which are the most.
-constexpr int kLeastTileRows = 64;
 static_assert(mma::SmallTile::kM == kLeastTileRows);
 
 /// The shape as far as the tensors give it; zeros for tensors that check_call() will refuse.
@@ -46,65 +25,6 @@ inline size_t workspace_bytes(const checkop_call* call) { return Layout(shape_of
 
 /// The variant of a call with empty outputs.
 constexpr const char* kEmpty = "empty output: nothing to compute";
-
-/// A call whose tensors have been checked, and what its kernels share.
-template <typename T>
-class Groups {
- public:
-  explicit Groups(const checkop_call* call) : call_(call), shape_(shape_of(call)) {}
-
-  const Shape& shape() const { return shape_; }
-  cudaStream_t stream() const { return stream_; }
-
-  /// Enqueues the list of groups and of their tiles of `tile_rows` rows. Sets the rows of `out` that no expert has to
-  /// 0, or all of its rows to NaN if an offset is bad.
-  checkop_status list(int tile_rows, T* out, int64_t columns) {
-    if (auto status = findings_.begin()) return status;
-    tile_rows_ = tile_rows;
-    launch_list_row_groups(offsets_, shape_.experts, shape_.rows, tile_rows, listed(), out, columns,
-                           findings_.on_device(), stream_);
-    return findings_.found();
-  }
-  /// What list() has listed.
-  RowGroupList listed() const {
-    const Layout layout(shape_, tile_rows_);
-    return {in_workspace<GroupRows>(layout.groups), in_workspace<RowTile>(layout.tiles),
-            in_workspace<int64_t>(layout.count), layout.most_tiles};
-  }
-
-  checkop_status launched(cudaError_t error) const { return cuda_status(call_, error, "launch grouped_gemm"); }
-
-  /// Waits for the list, and refuses bad offsets. A call that is recorded into a graph has no list to wait for.
-  checkop_status finish() {
-    cudaStreamCaptureStatus captures = cudaStreamCaptureStatusNone;
-    if (auto status =
-            cuda_status(call_, cudaStreamIsCapturing(stream_, &captures), "ask whether a graph is being recorded"))
-      return status;
-    if (captures != cudaStreamCaptureStatusNone) return CHECKOP_OK;
-    if (auto status = findings_.wait()) return status;
-    const unsigned long long bad = findings_[0];
-    if (bad == kNothingFound) return CHECKOP_OK;
-    int32_t offset = 0;
-    if (auto status = findings_.read(&offset, offsets_ + bad, sizeof(offset))) return status;
-    return say(call_, CHECKOP_FAILED,
-               "input 'offsets': element %llu is %d: offsets start with 0, do not decrease and end "
-               "within the %lld rows",
-               bad, offset, static_cast<long long>(shape_.rows));
-  }
-
- private:
-  template <typename U>
-  U* in_workspace(size_t offset) const {
-    return reinterpret_cast<U*>(static_cast<std::byte*>(call_->workspace) + offset);
-  }
-
-  const checkop_call* call_;
-  Shape shape_;
-  int tile_rows_ = kLeastTileRows;
-  cudaStream_t stream_ = static_cast<cudaStream_t>(call_->stream);
-  const int32_t* offsets_ = static_cast<const int32_t*>(call_->inputs[2].data);
-  Findings<1> findings_{call_, call_->workspace, stream_};
-};
 
 // --- portable products
 // -------------------------------------------------------------------------------------------------
@@ -272,7 +192,7 @@ checkop_status launch_forward(const checkop_call* call) {
   if (auto status = check_call(call, false)) return status;
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
-    Groups<T> groups(call);
+    Groups<T> groups(call, shape_of(call), 2);
     const Shape& shape = groups.shape();
     const char* variant = kEmpty;
     if (auto status = Products::template rows_by_matrices<true>(
@@ -291,7 +211,7 @@ checkop_status launch_backward(const checkop_call* call) {
   if (auto status = check_call(call, true)) return status;
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
-    Groups<T> groups(call);
+    Groups<T> groups(call, shape_of(call), 2);
     const Shape& shape = groups.shape();
     const auto* grad_c = static_cast<const T*>(call->inputs[3].data);
     const char *da = kEmpty, *db = kEmpty;

@@ -29,7 +29,8 @@ void backward(const EmulationArgs& args) {
   const std::vector<float> g = args.floats(2);
   for_each_row(args, [&](int64_t r, const TransformedRow& row, float scale) {
     const std::vector<float> gradient = entropy_gradient(args.arithmetic, row, scale * g[static_cast<size_t>(r)]);
-    std::copy(gradient.begin(), gradient.end(), args.out(0).begin() + r * std::ssize(gradient));
+    double* const to = args.out(0).data() + r * std::ssize(gradient);
+    for (size_t v = 0; v < gradient.size(); ++v) to[v] = row.by_logit(args.arithmetic, gradient[v], v);
   });
 }
 

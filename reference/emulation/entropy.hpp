@@ -104,21 +104,17 @@ inline std::vector<float> rounded_entropy_gradient(const Arithmetic& a, const So
   return d;
 }
 
-/// g times the derivative of the entropy by each untransformed logit.
+/// g times the derivative of the entropy by each transformed logit.
 inline std::vector<float> entropy_gradient(const Arithmetic& a, const TransformedRow& row, float g) {
   const SoftmaxRow softmax = softmax_row(a, row.z.data(), std::ssize(row.z));
   g = a.rounded_if(a.rounds(recipe::kUpstream), g);
   const bool other_mean = a.has(kLogSumForMean.name) || a.has(kMeanLeftOut.name) || a.has(kMeanOfLogits.name);
-  if (rounds_terms(a) && !other_mean) {
-    std::vector<float> gradient = rounded_entropy_gradient(a, softmax, row.z, g);
-    for (size_t v = 0; v < gradient.size(); ++v) gradient[v] *= row.slope[v];
-    return gradient;
-  }
+  if (rounds_terms(a) && !other_mean) return rounded_entropy_gradient(a, softmax, row.z, g);
   const float mean = a.has(kLogSumForMean.name) ? -std::log(softmax.sum) : mean_spread(a, softmax, row.z);
   std::vector<float> gradient;
   for (size_t v = 0; v < row.z.size(); ++v) {
     const float below = softmax.max - row.z[v], p = a.exponential(-below) / softmax.sum;
-    gradient.push_back(p == 0 ? 0 : g * p * (below - mean) * row.slope[v]);
+    gradient.push_back(p == 0 ? 0 : g * p * (below - mean));
   }
   return gradient;
 }

@@ -25,17 +25,20 @@ std::vector<float> log_softmax(const Arithmetic& a, const std::vector<float>& z)
   return logs;
 }
 
+LogitTransform transform_of(const EmulationArgs& args) { return {static_cast<float>(args.attrs[1]), 0}; }
+
 /// A row of both distributions.
 struct Row {
+  TransformedRow student;
   std::vector<float> s, t;  ///< logarithms
   float beta;
 
-  Row(const EmulationArgs& args, const float* student, const float* teacher, int64_t n)
-      : beta(static_cast<float>(args.attrs[0])) {
+  Row(const EmulationArgs& args, const float* of_student, const float* of_teacher, int64_t n)
+      : student(args.arithmetic, transform_of(args), of_student, n), beta(static_cast<float>(args.attrs[0])) {
     const Arithmetic& a = args.arithmetic;
-    const LogitTransform transform{static_cast<float>(args.attrs[1]), 0};
-    s = log_softmax(a, TransformedRow(a, transform, student, n).z);
-    t = log_softmax(a, TransformedRow(a, a.has(kTeacherAtOne.name) ? LogitTransform{} : transform, teacher, n).z);
+    s = log_softmax(a, student.z);
+    const LogitTransform transform = a.has(kTeacherAtOne.name) ? LogitTransform{} : transform_of(args);
+    t = log_softmax(a, TransformedRow(a, transform, of_teacher, n).z);
     if (a.has(kReversed.name)) std::swap(s, t);
     if (a.has(kBetaClamped.name)) beta = std::clamp(beta, 1e-6F, 1 - 1e-6F);
   }
@@ -90,12 +93,8 @@ void forward(const EmulationArgs& args) {
 void backward(const EmulationArgs& args) {
   const Arithmetic& a = args.arithmetic;
   const std::vector<float> g = args.floats(3);
-  float divisor = static_cast<float>(args.attrs[1]);
-  if (a.has(kTemperatureLeftOut.name) || a.has(kSlopeOfTemperature.name)) divisor = 1;
-  if (a.has(kTemperatureTwice.name)) divisor *= divisor;
-  if (a.has(kTemperatureMultiplied.name)) divisor = 1 / divisor;
   for_each_row(args, [&](int64_t r, const Row& row, float scale) {
-    const float upstream = scale * factor_of(args) * g[static_cast<size_t>(r)] / divisor;
+    const float upstream = scale * factor_of(args) * g[static_cast<size_t>(r)];
     const bool swaps = a.has(kWeightsSwapped.name);
     const float weight = row.beta == 0 || row.beta == 1 ? 1 : swaps ? row.beta : 1 - row.beta;
     const float mean = row.beta == 0 || a.has(kMeanNotSubtracted.name) ? 0 : row.divergence(a, row.s, row.t);
@@ -108,6 +107,7 @@ void backward(const EmulationArgs& args) {
       } else {
         to[v] = s == 0 ? 0 : upstream * weight * s * (row.s[v] - row.log_q(a, v, row.t[v]) - mean);
       }
+      to[v] = row.student.by_logit(a, static_cast<float>(to[v]), v);
     }
   });
 }

@@ -35,7 +35,8 @@ void backward(const EmulationArgs& args) {
   Matrix dx = Matrix::zeros(p.logits.rows(), p.logits.columns);
   for_each_row(args, p, rows, [&](int64_t r, const TransformedRow& row, float scale) {
     const std::vector<float> gradient = entropy_gradient(args.arithmetic, row, scale * g[static_cast<size_t>(r)]);
-    for (size_t v = 0; v < gradient.size(); ++v) dx.row(r)[v] = as_factor(args.arithmetic, gradient[v]);
+    for (size_t v = 0; v < gradient.size(); ++v)
+      dx.row(r)[v] = as_factor(args.arithmetic, row.by_logit(args.arithmetic, gradient[v], v));
   });
   store_linear_gradients(args, p, dx, dx, args.has(kBias));
 }

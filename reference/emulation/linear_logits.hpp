@@ -18,6 +18,10 @@ inline constexpr FaultSpec kDlogitsRounded{"dlogits_rounded", "the gradient of t
 inline constexpr FaultSpec kIgnoredRowReachesWeight{
     "ignored_row_reaches_weight", "an ignored row's gradient is 0, and multiplied with its hidden state", "nonfinite"};
 
+inline constexpr FaultSpec kWeightChunksRounded{
+    "weight_chunks_rounded", "the weight's gradient is summed in bf16, four rows at a time", "accuracy", "", "",
+    recipe::kSumsByChunk};
+
 /// Faults that every operator over such logits can have.
 inline constexpr std::array kLinearFaults{faults::kLastKDropped, faults::kLastKTileDropped, faults::kTf32Factors,
                                           kLogitsRounded, kBiasLeftOut};
@@ -54,15 +58,46 @@ inline float as_factor(const Arithmetic& a, float dx) {
   return a.has(kDlogitsRounded.name) ? Arithmetic::to_bf16(dx) : a.rounded_if(a.rounds(recipe::kDz), dx);
 }
 
+/// The sums of dx^T y over chunks of rows, in a kernel that rounds the part of each chunk and the running sum.
+template <class OfPart, class OfSum>
+std::vector<double> sums_by_chunk(const EmulationArgs& args, const Matrix& dx, const Matrix& y, int64_t chunk_rows,
+                                  const OfPart& of_part, const OfSum& of_sum) {
+  std::vector<double> sums(static_cast<size_t>(dx.columns * y.columns));
+  for (int64_t first = 0; first < dx.rows(); first += chunk_rows) {
+    const int64_t end = std::min(first + chunk_rows, dx.rows());
+    const auto rows_of = [&](const Matrix& m) {
+      return Matrix{{m.values.begin() + first * m.columns, m.values.begin() + end * m.columns}, m.columns};
+    };
+    const Matrix chunk = rows_of(dx), other = rows_of(y), part = product(args, {chunk, true}, {other});
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] = of_sum(static_cast<float>(sums[i]) + of_part(part.values[i]));
+  }
+  return sums;
+}
+
 /// Stores the gradient of hidden in output 0, computed from `own` in place of dx; the gradient of the weight in output
-/// 1; and with `has_bias` the gradient of the bias in output 2.
+/// 1; and with `has_bias` the gradient of the bias in output 2. `chunk_rows`: of sums_by_chunk_in_16_bit; 0: the pass
+/// has no such recipe, or carried sums.
 inline void store_linear_gradients(const EmulationArgs& args, const LinearProblem& p, const Matrix& own,
-                                   const Matrix& dx, bool has_bias) {
+                                   const Matrix& dx, bool has_bias, int64_t chunk_rows = 0) {
+  const Arithmetic& a = args.arithmetic;
   store(product(args, {own}, {p.weight}), args.out(0));
-  const bool reaches_weight = args.arithmetic.has(kIgnoredRowReachesWeight.name);
-  store(product(args, {dx, true}, {reaches_weight ? factor(args, 0) : p.hidden}), args.out(1));
+  const Matrix y = a.has(kIgnoredRowReachesWeight.name) ? factor(args, 0) : p.hidden;
+  if (chunk_rows > 0 && a.rounds(recipe::kSumsByChunk)) {
+    const auto rounded = [&](float x) { return a.rounded_if(true, x); };
+    args.out(1) = sums_by_chunk(args, dx, y, chunk_rows, rounded, rounded);
+    const Matrix ones{std::vector<float>(static_cast<size_t>(dx.rows()), 1.0F), 1};
+    if (has_bias) args.out(2) = sums_by_chunk(args, dx, ones, chunk_rows, rounded, rounded);
+    return;
+  }
+  constexpr int64_t kFewRows = 4;
+  if (a.has(kWeightChunksRounded.name)) {
+    args.out(1) = sums_by_chunk(
+        args, dx, y, kFewRows, [](float x) { return x; }, Arithmetic::to_bf16);
+  } else {
+    store(product(args, {dx, true}, {y}), args.out(1));
+  }
   for (int64_t v = 0; has_bias && v < dx.columns; ++v)
-    args.out(2)[static_cast<size_t>(v)] = args.arithmetic.sum(dx.rows(), [&](int64_t r) { return dx.row(r)[v]; });
+    args.out(2)[static_cast<size_t>(v)] = a.sum(dx.rows(), [&](int64_t r) { return dx.row(r)[v]; });
 }
 
 }  // namespace checkop::emulation

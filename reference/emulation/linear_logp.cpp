@@ -104,7 +104,8 @@ void carry_on(const EmulationArgs& args, int carry, std::vector<double>& gradien
 void backward(const EmulationArgs& args) {
   const Problem p = load(args);
   const Matrix dx = logit_gradients(args, p);
-  store_linear_gradients(args, p.linear, own_part(args, dx), dx, args.has(3));
+  const int64_t chunk_rows = recipe::rows_of_chunk(dx.rows(), p.linear.hidden.columns, dx.columns);
+  store_linear_gradients(args, p.linear, own_part(args, dx), dx, args.has(3), args.has(5) ? 0 : chunk_rows);
   carry_on(args, 5, args.out(1));
   if (args.has(3)) carry_on(args, 6, args.out(2));
 }
@@ -118,7 +119,8 @@ constexpr auto kSharedBackwardFaults = joined(
                kIgnoredAsIdZero, kIgnoredRowMultiplied, kCarryIgnored, kCarryTwice, kCarryRounded, kCarriedSumRounded});
 
 constexpr auto kForwardFaults = joined(kSharedForwardFaults, kTransformFaults);
-constexpr auto kBackwardFaults = joined(kSharedBackwardFaults, kTransformGradientFaults);
+constexpr auto kBackwardFaults =
+    joined(joined(kSharedBackwardFaults, kTransformGradientFaults), std::array{kWeightChunksRounded});
 constexpr auto kTpForwardFaults =
     joined(kSharedForwardFaults, std::array{kRankLost, kRankTwice, kLocalMax, kTargetTwice, kShardOffset});
 constexpr auto kTpBackwardFaults =

@@ -11,9 +11,6 @@ using namespace emulation;
 
 constexpr int kIds = 2, kOld = 3, kAdvantages = 4, kMask = 5, kBias = 6, kRef = 7, kRollout = 8, kDenom = 9, kGrad = 10;
 
-constexpr FaultSpec kWeightChunksRounded{"weight_chunks_rounded",
-                                         "the weight's gradient is summed in bf16, four tokens at a time"};
-
 /// The logits of a batch, and its tokens.
 struct Batch {
   LinearProblem linear;
@@ -83,24 +80,10 @@ void backward(const EmulationArgs& args) {
                       of_logp.data());
     const std::vector<float> of_entropy = entropy_gradient(a, row, batch.tokens.by_entropy(r, g));
     for (size_t v = 0; v < row.z.size(); ++v)
-      dx.row(r)[v] = as_factor(a, static_cast<float>(of_logp[v]) * row.slope[v] + of_entropy[v]);
+      dx.row(r)[v] = as_factor(a, row.by_logit(a, static_cast<float>(of_logp[v]) + of_entropy[v], v));
   });
-  store_linear_gradients(args, batch.linear, dx, dx, args.has(kBias));
-  if (!a.has(kWeightChunksRounded.name)) return;
-  constexpr int64_t kTokens = 4;
-  std::vector<double>& gradient = args.out(1);
-  for (int64_t v = 0; v < vocab; ++v) {
-    for (int64_t h = 0; h < batch.linear.hidden.columns; ++h) {
-      float sum = 0;
-      for (int64_t first = 0; first < dx.rows(); first += kTokens) {
-        float chunk = 0;
-        for (int64_t r = first; r < std::min(first + kTokens, dx.rows()); ++r)
-          chunk += dx.row(r)[v] * batch.linear.hidden.row(r)[h];
-        sum = Arithmetic::to_bf16(sum + chunk);
-      }
-      gradient[static_cast<size_t>(v * batch.linear.hidden.columns + h)] = sum;
-    }
-  }
+  store_linear_gradients(args, batch.linear, dx, dx, args.has(kBias),
+                         recipe::rows_of_chunk(args.in(kMask).shape.back()));
 }
 
 /// The faults of policy_loss, where the entropy is no input.

@@ -95,6 +95,14 @@ TEST(BadInput, OffsetsOfExperts) {
   EXPECT_EQ(complaint(c, "offsets", {0, 2, 5}), "input 'offsets': element 2 is 5, beyond the 3 rows" + hint);
 }
 
+TEST(BadInput, OffsetsOfExpertsThatAreMultiplesOf128) {
+  const Case c =
+      gold_case("fp8_block_wgrad", "forward", DType::f32, {{"rows", 300}, {"k_dim", 2}, {"n_dim", 2}, {"experts", 2}});
+  EXPECT_EQ(complaint(c, "offsets", {0, 100, 256}),
+            "input 'offsets': element 1 is 100, not a multiple of 128; give multiples of 128 that start with 0, do not "
+            "decrease, and end within the rows");
+}
+
 TEST(BadInput, BoundariesOfGroups) {
   const Case c = gold_case("grpo_loss", "forward", DType::f32,
                            {{"batch", 4}, {"seq", 1}, {"vocab", 3}, {"group_bounds", 3}}, {"group_boundaries"});

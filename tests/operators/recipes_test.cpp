@@ -203,6 +203,50 @@ TEST(TransformIn16Bit, ChangesNothingWhereSomeLogitsAreLeftOut) {
   EXPECT_EQ(effect_of_transform(0, 0.8), 0);
 }
 
+/// What the recipe sums_by_chunk_in_16_bit allows the first element of dlm_head_weight of linear_logp. A chunk has one
+/// of the rows.
+Spread of_chunks(int64_t rows, const decltype(Case::optionals)& optionals, std::vector<double>* terms = nullptr) {
+  Case c =
+      gold_case("linear_logp", "backward", DType::bf16, {{"batch", 1}, {"seq", rows}, {"hidden", 4}, {"vocab", 32}});
+  c.optionals = optionals;
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  Spread spread;
+  const auto look = [&](const GoldRows& gold) {
+    if (gold.output == 1 && gold.first_row == 0) spread = {gold.spread[0], gold.deviation[0]};
+  };
+  run_gold(c, inputs, 1, look, {},
+           ActiveRecipes({"sums_by_chunk_in_16_bit"}, c.dtype, 0x1p-24, {{1e-6, 6}, {1e-6, 6}, {1e-6, 6}}));
+  for (int64_t r = 0; terms != nullptr && r < rows; ++r) {
+    std::vector<Tensor> alone = make_inputs(c, 1);
+    for (int64_t other = 0; other < rows; ++other)
+      if (other != r) alone[2].set(other, -100);  // ignored
+    run_gold(c, alone, 1, [&](const GoldRows& gold) {
+      if (gold.output == 1 && gold.first_row == 0) terms->push_back(gold.value[0]);
+    });
+  }
+  return spread;
+}
+
+TEST(SumsByChunk, AreAllowedForFromTwoChunksOnAndNotWithCarriedSums) {
+  EXPECT_EQ(of_chunks(1, {}).most, 0);
+  EXPECT_GT(of_chunks(2, {}).deviation, 0);
+  EXPECT_EQ(of_chunks(8, {"dlm_head_weight_carry"}).most, 0);
+}
+
+TEST(SumsByChunk, CountEveryPartAndEverySumButTheFirstAndTheLast) {
+  std::vector<double> terms;
+  const Spread spread = of_chunks(5, {}, &terms);
+  ASSERT_EQ(terms.size(), 5u);
+  double sum = 0, squares = 0, sizes = 0;
+  for (size_t j = 0; j < 5; ++j) {
+    sum += terms[j];
+    squares += terms[j] * terms[j], sizes += std::abs(terms[j]);
+    if (j > 0 && j < 4) squares += sum * sum, sizes += std::abs(sum);
+  }
+  EXPECT_NEAR(spread.deviation, 0x1p-8 * std::sqrt(squares / 3), 1e-12);
+  EXPECT_NEAR(spread.most, 0x1p-8 * std::min(6 * std::sqrt(squares / 3), sizes), 1e-12);
+}
+
 // Seen on an H200: cuBLAS rounds to nearest, ties to even.
 TEST(Tf32, RoundsToElevenBitsAndTiesToEven) {
   EXPECT_EQ(ActiveRecipes::round_to_tf32(1 + 0x1p-11), 1);

@@ -335,6 +335,9 @@ TEST(Refusal, MessagesOfExpertsAndTheirRows) {
       {"grouped_gemm", kForward, [](SpoiltCall& c) { std::fill_n(c.elements<int32_t>("offsets"), c.shapes[2][0], 1); },
        "offsets do not start with 0"},
       {"grouped_gemm", kForward, [](SpoiltCall& c) { c.reshape("b", 4, 6); }, "b: expected rank 3"},
+      {"fp8_block_wgrad", kForward, [](SpoiltCall& c) { c.elements<int32_t>("offsets")[1] = 1; },
+       "offsets decrease, leave the rows or are no multiples of 128"},
+      {"fp8_block_wgrad", kForward, [](SpoiltCall& c) { c.reshape("dw", 4, 6); }, "dw: expected rank 3"},
       {"grouped_gemm", kBackward, [](SpoiltCall& c) { c.reshape("db", 1, c.shapes[1][1], c.shapes[1][2]); },
        "db: the number of experts differs from that of b"},
   });

@@ -2,6 +2,7 @@
 // Gate bits_of_model: which outputs it judges, what it says of outputs that differ, and what a contract may require.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -31,20 +32,23 @@ struct ModelCase {
 };
 
 Case case_of(const ModelCase& m, int64_t rows = 37) {
-  const Dims dims = std::string_view(m.op) == "lm_head"
-                        ? Dims{{"batch", 1}, {"seq", rows}, {"hidden", 45}, {"vocab", 70}}
-                        : Dims{{"batch", 1}, {"seq", rows}, {"k_dim", 45}, {"n_dim", 70}};
+  const Dims dims =
+      std::string_view(m.op) == "lm_head"        ? Dims{{"batch", 1}, {"seq", rows}, {"hidden", 45}, {"vocab", 70}}
+      : std::string_view(m.op) == "grouped_gemm" ? Dims{{"rows", rows}, {"k_dim", 45}, {"n_dim", 70}, {"experts", 5}}
+                                                 : Dims{{"batch", 1}, {"seq", rows}, {"k_dim", 45}, {"n_dim", 70}};
   std::set<std::string, std::less<>> optionals;
   if (m.bias) optionals.insert("bias");
   return gold_case(m.op, m.pass, m.dtype, dims, optionals);
 }
 
 const ModelCase kCases[] = {
-    {"matmul", "forward", DType::bf16, false},   {"matmul", "forward", DType::f16, false},
-    {"matmul", "backward", DType::bf16, false},  {"matmul", "backward", DType::f16, false},
-    {"det_gemm", "forward", DType::bf16, false}, {"det_gemm", "backward", DType::f16, false},
-    {"lm_head", "forward", DType::bf16, false},  {"lm_head", "forward", DType::f16, true},
-    {"lm_head", "backward", DType::bf16, true},  {"lm_head", "backward", DType::f16, false},
+    {"matmul", "forward", DType::bf16, false},        {"matmul", "forward", DType::f16, false},
+    {"matmul", "backward", DType::bf16, false},       {"matmul", "backward", DType::f16, false},
+    {"det_gemm", "forward", DType::bf16, false},      {"det_gemm", "backward", DType::f16, false},
+    {"lm_head", "forward", DType::bf16, false},       {"lm_head", "forward", DType::f16, true},
+    {"lm_head", "backward", DType::bf16, true},       {"lm_head", "backward", DType::f16, false},
+    {"grouped_gemm", "forward", DType::bf16, false},  {"grouped_gemm", "forward", DType::f16, false},
+    {"grouped_gemm", "backward", DType::bf16, false}, {"grouped_gemm", "backward", DType::f16, false},
 };
 
 /// All outputs of `c` as `order` computes them; outputs without a model contain the gold.
@@ -126,6 +130,35 @@ TEST(BitsOfModel, OneElementOffByItsLastBitFails) {
       EXPECT_EQ(all[output].model->orders.front().order, "ascending 16");
     }
   }
+}
+
+// Rows of no expert and experts without rows among them.
+TEST(BitsOfModel, GroupsHaveTheBitsOfProductsOfTheirRowsAlone) {
+  const Case c = case_of({"grouped_gemm", "backward", DType::f16, false}, 90);
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  for (int64_t e = 0; e < 6; ++e) inputs[2].set(e, std::array{0, 19, 19, 60, 61, 80}[static_cast<size_t>(e)]);
+  const std::vector<Tensor> outputs = modelled(c, inputs, {});
+  const int64_t k_dim = 45, n_dim = 70;
+  for (const int64_t e : {0, 2, 3, 4}) {
+    const auto first = static_cast<int64_t>(inputs[2].at(e)), rows = static_cast<int64_t>(inputs[2].at(e + 1)) - first;
+    const Case own = case_of({"matmul", "backward", DType::f16, false}, rows);
+    std::vector<Tensor> own_inputs = make_inputs(own, 1);
+    const auto copy = [&](const Tensor& from, int64_t at, Tensor& to) {
+      for (int64_t i = 0; i < to.count(); ++i) to.set(i, from.at(at + i));
+    };
+    copy(inputs[0], first * k_dim, own_inputs[0]);
+    for (int64_t i = 0; i < n_dim * k_dim; ++i)  // matmul has b as [k_dim, n_dim]
+      own_inputs[1].set(i % k_dim * n_dim + i / k_dim, inputs[1].at(e * n_dim * k_dim + i));
+    copy(inputs[3], first * n_dim, own_inputs[2]);
+    const std::vector<Tensor> own_outputs = modelled(own, own_inputs, {});
+    for (int64_t i = 0; i < rows * k_dim; ++i)
+      ASSERT_EQ(outputs[0].at(first * k_dim + i), own_outputs[0].at(i)) << e << " " << i;
+    for (int64_t i = 0; i < n_dim * k_dim; ++i)
+      ASSERT_EQ(outputs[1].at(e * n_dim * k_dim + i), own_outputs[1].at(i % k_dim * n_dim + i / k_dim))
+          << e << " " << i;
+  }
+  for (int64_t i = 0; i < n_dim * k_dim; ++i) EXPECT_EQ(outputs[1].at(n_dim * k_dim + i), 0) << i;
+  for (int64_t i = 80 * k_dim; i < 90 * k_dim; ++i) EXPECT_EQ(outputs[0].at(i), 0) << i;
 }
 
 TEST(BitsOfModel, TheBiasIsAddedInFp32AndTheSumRoundedOnce) {

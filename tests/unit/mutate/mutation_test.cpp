@@ -247,7 +247,7 @@ TEST(MutationOfContracts, TheFrameworkOneRejectsEveryFaultWhereItsRecipesAreExac
         EXPECT_TRUE(is_killed) << op->name << "/" << pass.name << " " << fault;
     }
   }
-  EXPECT_EQ(passes, 29);
+  EXPECT_EQ(passes, 31);
 }
 
 TEST(MutationOfContracts, TheSignOfAZeroIsAFaultForThoseThatRejectIt) {

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups of rows as kernels see them, and the faults in telling them apart.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "emulation/common.hpp"
+
+namespace checkop::emulation {
+
+inline constexpr int64_t kGroupTile = 8;  // rows
+
+inline constexpr FaultSpec kTileSpills{"tile_spills",
+                                       "the last tile of a group writes over the first rows of the next"};
+inline constexpr FaultSpec kPartialTileLost{"partial_tile_lost",
+                                            "rows behind the last whole tile of a group are not computed"};
+inline constexpr FaultSpec kPreviousExpert{"previous_expert", "the first row of a group gets the expert before it"};
+inline constexpr FaultSpec kFirstExpertForAll{"first_expert_for_all", "all rows get the first expert"};
+inline constexpr FaultSpec kEmptyUncounted{"empty_uncounted",
+                                           "experts without rows are passed over, and later ones move up"};
+inline constexpr FaultSpec kRestComputed{"rest_computed", "rows of no expert get the last one", "nonfinite"};
+inline constexpr FaultSpec kRestCounted{"rest_counted", "rows of no expert count in the last one's gradient",
+                                        "nonfinite"};
+inline constexpr FaultSpec kEmptyStale{"empty_stale",
+                                       "an expert without rows keeps what lay in its gradient: another's"};
+inline constexpr FaultSpec kNotReset{"not_reset", "an expert's gradient begins with that of the one before"};
+
+/// Faults of results by row.
+inline constexpr std::array kRowGroupFaults{kTileSpills,        kPartialTileLost, kPreviousExpert,
+                                            kFirstExpertForAll, kEmptyUncounted,  kRestComputed};
+
+/// The rows of one expert as the emulated kernel sees them, and the matrix that it takes.
+struct Group {
+  int64_t first, end, expert, matrix;
+};
+
+inline std::vector<Group> groups_of(const Arithmetic& a, const std::vector<int64_t>& offsets) {
+  std::vector<Group> groups;
+  int64_t filled = 0;
+  for (int64_t e = 0; e + 1 < std::ssize(offsets); ++e) {
+    Group group{offsets[static_cast<size_t>(e)], offsets[static_cast<size_t>(e) + 1], e, e};
+    if (a.has(kFirstExpertForAll.name)) group.matrix = 0;
+    if (a.has(kEmptyUncounted.name)) group.matrix = filled;
+    if (group.end > group.first) ++filled;
+    groups.push_back(group);
+  }
+  return groups;
+}
+
+/// Calls put(first, end, matrix) for the rows of every group, in the order in which the emulated kernel writes them.
+/// `rows`: of all groups, and of no expert.
+template <class Put>
+void for_each_part(const Arithmetic& a, std::vector<Group> groups, int64_t rows, const Put& put) {
+  if (a.has(kRestComputed.name)) groups.push_back({groups.back().end, rows, 0, groups.back().matrix});
+  for (const Group& group : groups) {
+    const int64_t whole = group.first + (group.end - group.first) / kGroupTile * kGroupTile;
+    put(group.first, a.has(kPartialTileLost.name) ? whole : group.end, group.matrix);
+    if (a.has(kPreviousExpert.name) && group.expert > 0 && group.end > group.first)
+      put(group.first, group.first + 1, group.matrix - 1);
+  }
+  for (const Group& group : groups) {
+    const int64_t tiles_end = group.first + (group.end - group.first + kGroupTile - 1) / kGroupTile * kGroupTile;
+    if (a.has(kTileSpills.name)) put(group.end, std::min(tiles_end, groups.back().end), group.matrix);
+  }
+}
+
+inline Matrix rows_of(const Matrix& m, int64_t first, int64_t end) {
+  return {{m.values.begin() + first * m.columns, m.values.begin() + end * m.columns}, m.columns};
+}
+
+}  // namespace checkop::emulation
