@@ -120,9 +120,9 @@ class IdCheck {
       for (const int i : {0, 2})
         if (auto s = check(cudaMemsetAsync(state_ + i, 0xff, sizeof(*state_), stream_))) return s;
     }
+    ticket_ = findings_->ticket + 1;  // read before the launch, whose kernel may be done at once
     find_bad_id<<<static_cast<unsigned>(blocks), kIdThreads, 0, stream_>>>(ids_, search, rows_, vocab_, state_,
-                                                                           findings_, findings_->ticket + 1);
-    ticket_ = findings_->ticket + 1;
+                                                                           findings_, ticket_);
     is_searching_ = true;
     return check(cudaGetLastError());
   }
