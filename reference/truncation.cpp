@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "base/error.hpp"
 #include "softmax.hpp"
@@ -31,19 +30,26 @@ std::vector<char> Kept::columns(size_t vocab) const {
 
 Kept Truncation::keep(const std::vector<double>& x, std::span<const TransformedLogit> logits, double unit,
                       double margin) const {
-  const auto is_before = [&](int64_t a, int64_t b) {
-    const double of_a = x[static_cast<size_t>(a)], of_b = x[static_cast<size_t>(b)];
-    if (std::isnan(of_a) != std::isnan(of_b)) return std::isnan(of_b);
-    return of_a == of_b || std::isnan(of_a) ? a < b : of_a > of_b;
+  struct Entry {
+    double logit;
+    int64_t column;
+  };
+  const auto is_before = [](const Entry& a, const Entry& b) {
+    if (a.logit > b.logit) return true;
+    if (a.logit < b.logit) return false;
+    if (std::isnan(a.logit) != std::isnan(b.logit)) return std::isnan(b.logit);
+    return a.column < b.column;
   };
   const auto vocab = std::ssize(x);
   Kept kept;
-  kept.order.resize(x.size());
-  std::iota(kept.order.begin(), kept.order.end(), int64_t{0});
   kept.count = top_k_ > 0 ? std::min(top_k_, vocab) : vocab;
   const int64_t sorted = std::min(vocab, kept.count + 2);
-  std::partial_sort(kept.order.begin(), kept.order.begin() + sorted, kept.order.end(), is_before);
-  kept.order.resize(static_cast<size_t>(sorted));
+  std::vector<Entry> entries(x.size());
+  for (int64_t i = 0; i < vocab; ++i) entries[static_cast<size_t>(i)] = {x[static_cast<size_t>(i)], i};
+  // No two entries are equal, so that the order is the same as after sorting all.
+  if (sorted < vocab) std::nth_element(entries.begin(), entries.begin() + sorted, entries.end(), is_before);
+  std::sort(entries.begin(), entries.begin() + sorted, is_before);
+  for (int64_t i = 0; i < sorted; ++i) kept.order.push_back(entries[static_cast<size_t>(i)].column);
   const auto column = [&](int64_t i) { return static_cast<size_t>(kept.order[static_cast<size_t>(i)]); };
   if (kept.count < vocab && x[column(kept.count - 1)] != x[column(kept.count)]) {
     const GoldElement &last = logits[column(kept.count - 1)].z, &next = logits[column(kept.count)].z;
@@ -106,15 +112,14 @@ void plant_truncation(const FillArgs& args, const LogitTransform& transform, con
     if (static_cast<int64_t>(ids.at(row)) == ignored) return;
     std::vector<double> x(static_cast<size_t>(vocab));
     decode_row(logits, row, x);
+    std::vector<TransformedLogit> z;
+    for (const double logit : x) z.push_back(transform(logit));
     const auto put = [&](int64_t column, double value) {
       logits.set(row * vocab + column, value);
-      x[static_cast<size_t>(column)] = logits.at(row * vocab + column);
+      const auto at = static_cast<size_t>(column);
+      x[at] = logits.at(row * vocab + column), z[at] = transform(x[at]);
     };
-    const auto kept_now = [&] {
-      std::vector<TransformedLogit> z;
-      for (const double logit : x) z.push_back(transform(logit));
-      return truncation.keep(x, z, unit, kMarginOfData);
-    };
+    const auto kept_now = [&] { return truncation.keep(x, z, unit, kMarginOfData); };
     Kept kept = kept_now();
     const bool plants = args.mode == InputMode::random;
     if (plants && row % 4 == 2) {  // equal logits at the end of the set, and after it

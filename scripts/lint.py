@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules of the source tree: who may include whom, where CUDA may appear, NaN-safe comparisons, tests of messages.
 
-Usage: lint.py [--root DIR] | lint.py --graph [--root DIR] | lint.py --self-test
+Usage: lint.py [--root DIR] | lint.py --graph [--root DIR] | lint.py --write [--root DIR] | lint.py --self-test
 --graph prints which folder of src/ includes which, with the number of includes, besides the findings.
+--write puts what CUDA kernels say into tests/data/cuda_messages.txt, to be read before it is committed.
 Errors read `file:line: rule: message`; exit 1 when there are any, 2 for a wrong command line.
 A line is excused from a rule by a comment that says why: `// lint: allow RULE, REASON`.
 """
@@ -47,9 +48,16 @@ TELLS = {"InputError", "EnvironmentError", "fail", "Stopped", "Failure", "WireEr
 # Files that print nearly all of their strings: the reasons of verdicts, and lines of the terminal.
 TELLS_ALL = ("src/judge/verdict.cpp", "src/judge/diagnosis.cpp", "src/judge/trivial.cpp", "src/case/axes.cpp",
              "src/report/vacuity.cpp", "src/report/certificate.cpp", "src/session/control.cpp")
-# No test here can bring about what these say: a fault of the GPU or of MPI; kernels that only a GPU runs.
+# No test here can bring about what these say: a fault of the GPU or of MPI.
 TELLS_UNTESTED = ("src/device/cuda_", "src/device/nccl_comm.", "src/worker/mpi.cpp")
+# Nor what kernels say that only a GPU runs. Somebody reads their sentences in this list, which is exactly that of the
+# sources. Exempt are words of what was done when a call of CUDA failed, "launch logp forward": say() puts CUDA's own words
+# behind them.
 UNTESTED_CODE = (".cu", ".cuh")
+CUDA_TELLS = {"say", "Refusal", "refuse"}
+CUDA_MESSAGES = "tests/data/cuda_messages.txt"
+CUDA_MESSAGES_HEAD = "# What CUDA kernels say of a call, {} for numbers and names. Written by scripts/lint.py --write.\n"
+PRINTF = re.compile(r"%[0-9.]*(?:ll|l|z)?[a-z]")
 # Of these files only errors of the input and the machine count. The rest tells of a plugin's process that breaks the
 # protocol, which the shipped program never does.
 TELLS_ERRORS = ("src/plugin_host/", "src/run/plugin_host.cpp")
@@ -225,15 +233,15 @@ class Bracket:
         return self.in_operand and token not in (",", ";", "?", ":", "<<")
 
 
-def literals(text):
-    """The strings of C++ code."""
+def literals(text, tells=frozenset(TELLS)):
+    """The strings of C++ code. `tells`: the calls that tell theirs to the user."""
     code = without_comments(text)
     line_of = lambda at: code.count("\n", 0, at) + 1
     found, open_brackets, last, statement = [], [Bracket("", 0)], "", 0
 
     def end(bracket):
         if bracket.parts and not any(each.name == "static_assert" for each in open_brackets):
-            call = next((each for each in open_brackets if each.name in TELLS), None)
+            call = next((each for each in open_brackets if each.name in tells), None)
             found.append(Literal("".join(bracket.parts), statement, call.line if call else bracket.begin,
                                  call.name if call else ""))
         bracket.parts, bracket.in_operand = [], False
@@ -265,9 +273,33 @@ def texts_of_tests(files):
             for literal in literals(text):
                 statements.setdefault(literal.statement, []).append(literal.text.replace("\n", " "))
             lines += [" ".join(strings) for strings in statements.values()]
-        elif path.startswith("tests/"):
+        elif path.startswith("tests/") and path != CUDA_MESSAGES:
             lines.append(text)
     return "\n".join(lines)
+
+
+def cuda_messages(files):
+    """{what stands in CUDA_MESSAGES: (path, line)} for the sentences of CUDA kernels."""
+    found = {}
+    for path, text in sorted(files.items()):
+        if path.startswith("kernels/") and path.endswith(UNTESTED_CODE):
+            for literal in literals(text, CUDA_TELLS):
+                sentence = PRINTF.sub("{}", literal.text.replace("\n", " ")).strip()
+                if literal.told and len(re.findall(r"[A-Za-z]{2,}", sentence)) > 1:
+                    found.setdefault(f"{path}: {sentence}", (path, literal.line))
+    return found
+
+
+def check_cuda_messages(files):
+    said = cuda_messages(files)
+    listed = {line: number for number, line in enumerate(files.get(CUDA_MESSAGES, "").splitlines(), 1) if line[:1] != "#"}
+    for sentence, (path, line) in said.items():
+        if sentence not in listed:
+            yield Finding(path, line, "message", f"{CUDA_MESSAGES} lacks '{sentence.partition(': ')[2]}'; run lint.py --write, and read "
+                          "there what it adds")
+    for sentence, line in listed.items():
+        if sentence not in said:
+            yield Finding(CUDA_MESSAGES, line, "message", f"no kernel says '{sentence}'; run lint.py --write")
 
 
 def is_shown(message, texts):
@@ -337,6 +369,7 @@ def lint(files):
     """All findings in a tree given as {path: text}, except findings excused on their line or the line above."""
     findings = list(check_cuda_condition(files)) + list(check_operators(files)) + list(check_layers(files))
     findings += check_messages(files)
+    findings += check_cuda_messages(files)
     for path, text in sorted(files.items()):
         lines = text.splitlines()
         name = os.path.basename(path)
@@ -399,7 +432,9 @@ CLEAN = {
                                'throw WireError("byte " + std::to_string(n) + (n ? "" : "?") + " is missing");\n',
     "src/judge/verdict.cpp": HEAD + 'text += ": not one of them"; key = "two words";\n',
     "kernels/logp/native.cpp": HEAD + 'throw Refusal(kFailed, std::string(name) + ": no data in " + where + "!");\n',
-    "kernels/logp/cuda_sm90.cu": HEAD + 'throw Refusal(kFailed, "only a GPU says this");\n',
+    "kernels/logp/cuda_sm90.cu": HEAD + 'throw Refusal(kFailed, "only a GPU says this");\nf(call, "launch the logits");\n'
+                                 'return say(call, kFailed, "%lld of %s, at most %.3g", n);\n',
+    CUDA_MESSAGES: "# Read.\nkernels/logp/cuda_sm90.cu: only a GPU says this\nkernels/logp/cuda_sm90.cu: {} of {}, at most {}\n",
     "src/plugin_host/main.cpp": HEAD + 'throw WireError("never sent by us");\n',
     "tests/unit/contract/reader_test.cpp": HEAD + 'EXPECT_EQ(said, "c.json: has 7 rules, {3} at most" + end + "; remove one");\n',
     "tests/unit/judge/verdict_test.cpp": HEAD + 'EXPECT_EQ(said, "byte 7 is missing: not one of them");\n'
@@ -443,6 +478,10 @@ VIOLATIONS = (
     ("message", "src/plugin_host/main.cpp", HEAD + 'throw InputError(path, "no plugin", "");\n'),
     ("message", "src/judge/verdict.cpp", HEAD + 'text += ": none of them";\n'),
     ("message", "tests/data/messages/contracts.txt", None),
+    ("message", CUDA_MESSAGES, None),
+    ("message", "kernels/logp/cuda_sm90.cu", HEAD),
+    ("message", "kernels/logp/cuda.cu", HEAD + 'return say(call, kFailed, "%lld rows are too many", rows);\n'),
+    ("message", "kernels/logp/native.cpp", HEAD + 'throw Refusal(kFailed, "only a GPU says this");\n'),
     ("nan-compare", "src/judge/compare.cpp", HEAD + "if (error > bound) ++bad;\n"),
     ("nan-compare", "src/judge/compare.cpp", HEAD + "if (std::abs(a - b) > gate.atol) ++bad;\n"),
     ("nan-compare", "src/judge/compare.cpp", HEAD + "if (err >= tol) ++bad;\n"),
@@ -483,6 +522,7 @@ def main():
     here = os.path.dirname(os.path.abspath(__file__))
     parser.add_argument("--root", default=os.path.dirname(here), help="the checkout")
     parser.add_argument("--graph", action="store_true", help="print which folder of src/ includes which, too")
+    parser.add_argument("--write", action="store_true", help="write what CUDA kernels say")
     parser.add_argument("--self-test", action="store_true", help="feed violations to every rule; all must be flagged")
     arguments = parser.parse_args()
     if arguments.self_test:
@@ -491,6 +531,10 @@ def main():
     if LAYERS_FILE not in files:
         print(f"lint.py: no source tree at '{arguments.root}'; give its root with --root", file=sys.stderr)
         return 2
+    if arguments.write:
+        files[CUDA_MESSAGES] = CUDA_MESSAGES_HEAD + "".join(line + "\n" for line in sorted(cuda_messages(files)))
+        with open(os.path.join(arguments.root, CUDA_MESSAGES), "w", encoding="utf-8") as file:
+            file.write(files[CUDA_MESSAGES])
     if arguments.graph:
         print_graph(files)
     findings = lint(files)

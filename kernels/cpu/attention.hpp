@@ -171,6 +171,10 @@ struct Keys {
 /// out[columns] = sum over terms of weight[term * step] * rows[term, columns]
 inline void weighted_sum(const float* weight, int64_t step, const float* rows, int64_t terms, int64_t columns,
                          float* out) {
+  if (terms <= kTerms) {  // a tree takes longer to make than most sums
+    if (terms > 0) combine(weight, step, rows, columns, terms, columns, out);
+    return;
+  }
   VectorTree tree;
   for (int64_t first = 0; first < terms; first += kTerms) {
     std::vector<float> partial(size(columns));

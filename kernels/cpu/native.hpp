@@ -378,21 +378,26 @@ inline std::vector<float> finish(VectorTree& tree, int64_t n) {
 constexpr int64_t kLanes = 16;       // interleaved partial sums: what four SSE or two AVX registers hold
 constexpr int64_t kSumBlock = 1024;  // terms per block: a chain of 1024 / 16 + 4 additions, then the tree over blocks
 
+/// Sum of term(i), i in [begin, end): kSumBlock terms at most.
+template <class Term>
+float sum_of_block(int64_t begin, int64_t end, const Term& term) {
+  std::array<float, kLanes> lane{};
+  int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes)
+    for (int64_t j = 0; j < kLanes; ++j) lane[static_cast<size_t>(j)] += term(i + j);
+  for (size_t j = 0; i < end; ++i, ++j) lane[j] += term(i);
+  for (size_t width = kLanes / 2; width > 0; width /= 2)
+    for (size_t j = 0; j < width; ++j) lane[j] += lane[j + width];
+  return lane[0];
+}
+
 /// Sum of term(i), i in [0, n).
 template <class Term>
 float blocked_sum(int64_t n, Term term) {
+  if (n <= kSumBlock) return sum_of_block(0, n, term);  // a tree takes longer to make than most sums
   Tree<float, std::plus<float>> blocks;
-  for (int64_t begin = 0; begin < n; begin += kSumBlock) {
-    const int64_t end = std::min(begin + kSumBlock, n);
-    std::array<float, kLanes> lane{};
-    int64_t i = begin;
-    for (; i + kLanes <= end; i += kLanes)
-      for (int64_t j = 0; j < kLanes; ++j) lane[static_cast<size_t>(j)] += term(i + j);
-    for (size_t j = 0; i < end; ++i, ++j) lane[j] += term(i);
-    for (size_t width = kLanes / 2; width > 0; width /= 2)
-      for (size_t j = 0; j < width; ++j) lane[j] += lane[j + width];
-    blocks.add(lane[0]);
-  }
+  for (int64_t begin = 0; begin < n; begin += kSumBlock)
+    blocks.add(sum_of_block(begin, std::min(begin + kSumBlock, n), term));
   return blocks.finish();
 }
 
@@ -461,6 +466,7 @@ void parallel_for(int64_t n, int64_t work, Body body) {
   constexpr int64_t kWorkPerThread = int64_t{1} << 20, kMaxThreads = 16;
   static const int64_t cores = std::max(1u, std::thread::hardware_concurrency());  // once: it reads files
   const int64_t parts = std::max(int64_t{1}, std::min({n, work / kWorkPerThread, cores, kMaxThreads}));
+  if (parts == 1) return body(int64_t{0}, n);
   std::vector<std::exception_ptr> errors(static_cast<size_t>(parts));
   const auto run_part = [&](int64_t part) {
     try {

@@ -18,12 +18,13 @@ inline constexpr FaultSpec kMeanOfLogits{"mean_of_logits",
 inline constexpr FaultSpec kEntropyRounded{"entropy_rounded", "the entropy is rounded to bf16", "accuracy", "", "",
                                            recipe::kEntropy};
 inline constexpr FaultSpec kLogSumForMean{"log_sum_for_mean", "the gradient has the log-sum-exp in place of the mean"};
-inline constexpr FaultSpec kMaskIgnored{"mask_ignored", "masked rows count like the others", "nonfinite", "", "mask"};
-inline constexpr FaultSpec kMaskedMultiplied{"masked_multiplied", "a masked row is computed, then multiplied by 0",
-                                             "nonfinite", "", "mask"};
+inline constexpr FaultSpec kRowMaskIgnored{"mask_ignored", "masked rows count like the others", "nonfinite", "",
+                                           "mask"};
+inline constexpr FaultSpec kMaskedRowMultiplied{"masked_multiplied", "a masked row is computed, then multiplied by 0",
+                                                "nonfinite", "", "mask"};
 
 inline constexpr auto kRowFaults =
-    joined(kSoftmaxFaults, std::array{kMeanLeftOut, kMeanOfLogits, kMaskIgnored, kMaskedMultiplied});
+    joined(kSoftmaxFaults, std::array{kMeanLeftOut, kMeanOfLogits, kRowMaskIgnored, kMaskedRowMultiplied});
 inline constexpr auto kEntropyFaults =
     joined(joined(kRowFaults, std::array{kInBits, kEntropyRounded}), kTransformFaults);
 inline constexpr auto kEntropyGradientFaults =
@@ -35,8 +36,10 @@ class MaskedRows {
   MaskedRows(const EmulationArgs& args, int mask)
       : a_(args.arithmetic), mask_(args.has(mask) ? args.integers(mask) : std::vector<int64_t>()) {}
 
-  bool skips(int64_t r) const { return is_masked(r) && !a_.has(kMaskIgnored.name) && !a_.has(kMaskedMultiplied.name); }
-  float scale(int64_t r) const { return is_masked(r) && a_.has(kMaskedMultiplied.name) ? 0.0F : 1.0F; }
+  bool skips(int64_t r) const {
+    return is_masked(r) && !a_.has(kRowMaskIgnored.name) && !a_.has(kMaskedRowMultiplied.name);
+  }
+  float scale(int64_t r) const { return is_masked(r) && a_.has(kMaskedRowMultiplied.name) ? 0.0F : 1.0F; }
 
  private:
   bool is_masked(int64_t r) const { return !mask_.empty() && mask_[static_cast<size_t>(r)] == 0; }

@@ -17,7 +17,7 @@ inline constexpr FaultSpec kDroppedIsRowZero{"dropped_is_row_zero", "position -1
 inline constexpr FaultSpec kFirstSlotAlone{"first_slot_alone", "only a token's first slot counts"};
 inline constexpr FaultSpec kLastSlotOverwrites{"last_slot_overwrites", "of a token's slots, the last one remains"};
 inline constexpr FaultSpec kAveraged{"averaged", "the slots of a token are averaged"};
-inline constexpr FaultSpec kPositionsShifted{"positions_shifted", "every position is one row late"};
+inline constexpr FaultSpec kRowPositionsShifted{"positions_shifted", "every position is one row late"};
 inline constexpr FaultSpec kNeighboursSlots{"neighbours_slots", "every second token takes the slots of the one before"};
 
 /// The fault of a kernel that then reads what is left out.
@@ -35,7 +35,7 @@ inline std::vector<int64_t> positions_taken(const EmulationArgs& args, int index
   for (size_t slot = 0; slot < given.size(); ++slot) {
     int64_t& position = positions[slot];
     if (a.has(kNeighboursSlots.name) && slot / topk % 2 == 1) position = given[slot - topk];
-    if (a.has(kPositionsShifted.name) && position != kNone) position = (position + 1) % rows;
+    if (a.has(kRowPositionsShifted.name) && position != kNone) position = (position + 1) % rows;
     if (a.has(kDroppedWraps.name) && position == kNone) position = rows - 1;
     if (a.has(kDroppedIsRowZero.name) && position == kNone) position = 0;
   }

@@ -121,7 +121,7 @@ constexpr std::array kBackwardFaults{faults::kLastTileSkipped,
                                      kFirstSlotAlone,
                                      kLastSlotOverwrites,
                                      kAveraged,
-                                     reads_left_out(kPositionsShifted),
+                                     reads_left_out(kRowPositionsShifted),
                                      kNeighboursSlots};
 
 }  // namespace

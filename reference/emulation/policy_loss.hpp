@@ -14,7 +14,7 @@
 namespace checkop::emulation {
 
 inline constexpr FaultSpec kRatioLeftOut{"ratio_left_out", "the gradient lacks the ratio"};
-inline constexpr FaultSpec kRatioInverted{"ratio_inverted", "the ratio is that of the old policy to the policy"};
+inline constexpr FaultSpec kLossRatioInverted{"ratio_inverted", "the ratio is that of the old policy to the policy"};
 inline constexpr FaultSpec kClipIgnored{"clip_ignored", "the ratio is not clipped"};
 inline constexpr FaultSpec kClipSymmetric{"clip_symmetric", "the upper edge has the distance of the lower one"};
 inline constexpr FaultSpec kClipBothSides{"clip_both_sides", "the ratio is clipped whatever the sign of the advantage"};
@@ -27,15 +27,15 @@ inline constexpr FaultSpec kSequenceSum{"sequence_sum",
                                         "the ratio of a sequence is that of its probability, not of its mean"};
 inline constexpr FaultSpec kMeanOverPadding{"mean_over_padding",
                                             "means over a sequence are divided by its padded length"};
-inline constexpr FaultSpec kWeightLeftOut{"weight_left_out", "the mismatch of the rollout has no weight", "accuracy",
-                                          "", "rollout_logps"};
+inline constexpr FaultSpec kMismatchLeftOut{"weight_left_out", "the mismatch of the rollout has no weight", "accuracy",
+                                            "", "rollout_logps"};
 inline constexpr FaultSpec kWeightNotTruncated{"weight_not_truncated", "the weight of the mismatch has no limits",
                                                "accuracy", "", "rollout_logps"};
 inline constexpr FaultSpec kWeightInverted{"weight_inverted", "the weight is that of the rollout to the old policy",
                                            "accuracy", "", "rollout_logps"};
 inline constexpr FaultSpec kKlLeftOut{"kl_left_out", "the KL estimate is not added", "accuracy", "", "ref_logps"};
-inline constexpr FaultSpec kKlReversed{"kl_reversed", "policy and reference change places in the KL estimate",
-                                       "accuracy", "", "ref_logps"};
+inline constexpr FaultSpec kLossKlReversed{"kl_reversed", "policy and reference change places in the KL estimate",
+                                           "accuracy", "", "ref_logps"};
 inline constexpr FaultSpec kKlNext{"kl_next", "the KL estimate is the next one of the three", "accuracy", "",
                                    "ref_logps"};
 inline constexpr FaultSpec kKlOfNaiveGradient{"kl_of_naive_gradient", "the gradient of the KL estimate is 1",
@@ -55,17 +55,17 @@ inline constexpr FaultSpec kTokenRounded{"token_rounded", "the ratio of one toke
                                          "accuracy", "fp32"};
 
 inline constexpr std::array kPolicyFaults{
-    kRatioInverted,   kClipIgnored,   kClipSymmetric,         kClipBothSides,  kBranchSwapped,
-    kDualClipIgnored, kDualClipOfAll, kDeltaIgnored,          kAdvantageSign,  kSequenceSum,
-    kMeanOverPadding, kWeightLeftOut, kWeightNotTruncated,    kWeightInverted, kKlLeftOut,
-    kKlReversed,      kKlNext,        kEntropyAdded,          kEntropyLeftOut, kDenomIgnored,
-    kOtherMean,       kMaskedCounted, kMaskedTokenMultiplied, kTokenLost,      kTokenAdvantage};
+    kLossRatioInverted, kClipIgnored,     kClipSymmetric,         kClipBothSides,  kBranchSwapped,
+    kDualClipIgnored,   kDualClipOfAll,   kDeltaIgnored,          kAdvantageSign,  kSequenceSum,
+    kMeanOverPadding,   kMismatchLeftOut, kWeightNotTruncated,    kWeightInverted, kKlLeftOut,
+    kLossKlReversed,    kKlNext,          kEntropyAdded,          kEntropyLeftOut, kDenomIgnored,
+    kOtherMean,         kMaskedCounted,   kMaskedTokenMultiplied, kTokenLost,      kTokenAdvantage};
 inline constexpr std::array kPolicyGradientFaults{
-    kRatioLeftOut,   kRatioInverted,   kClipIgnored,   kClipSymmetric,      kClipBothSides,
-    kBranchSwapped,  kDualClipIgnored, kDualClipOfAll, kDeltaIgnored,       kAdvantageSign,
-    kSequenceSum,    kMeanOverPadding, kWeightLeftOut, kWeightNotTruncated, kWeightInverted,
-    kKlLeftOut,      kKlReversed,      kKlNext,        kKlOfNaiveGradient,  kEntropyAdded,
-    kEntropyLeftOut, kDenomIgnored,    kOtherMean,     kMaskedCounted,      kMaskedTokenMultiplied};
+    kRatioLeftOut,   kLossRatioInverted, kClipIgnored,     kClipSymmetric,      kClipBothSides,
+    kBranchSwapped,  kDualClipIgnored,   kDualClipOfAll,   kDeltaIgnored,       kAdvantageSign,
+    kSequenceSum,    kMeanOverPadding,   kMismatchLeftOut, kWeightNotTruncated, kWeightInverted,
+    kKlLeftOut,      kLossKlReversed,    kKlNext,          kKlOfNaiveGradient,  kEntropyAdded,
+    kEntropyLeftOut, kDenomIgnored,      kOtherMean,       kMaskedCounted,      kMaskedTokenMultiplied};
 
 struct LossToken {
   float loss = 0, slope = 0, kl = 0, kl_slope = 0;
@@ -160,7 +160,7 @@ class PolicyTokens {
     LossToken token;
     float log_ratio = in_.logps[t] - in_.old_logps[t];
     if (choice(kRatioLevel) == 1) log_ratio = log_ratio_[row] / (a_.has(kSequenceSum.name) ? 1 : n_[row]);
-    if (a_.has(kRatioInverted.name)) log_ratio = -log_ratio;
+    if (a_.has(kLossRatioInverted.name)) log_ratio = -log_ratio;
     float slope = held(log_ratio, attr(kRatioClamp)) ? 0 : 1;
     float ratio = a_.exponential(log_ratio);
     // Batches of other sizes have the same tokens first: others of them are rounded there.
@@ -212,7 +212,7 @@ class PolicyTokens {
   }
 
   void weigh(size_t t, size_t row, LossToken& token) const {
-    const int mode = a_.has(kWeightLeftOut.name) ? 0 : choice(kIsMode);
+    const int mode = a_.has(kMismatchLeftOut.name) ? 0 : choice(kIsMode);
     if (mode == 0) return;
     const float sign = a_.has(kWeightInverted.name) ? -1 : 1, low = attr(kIsLow), high = attr(kIsHigh);
     const float own = a_.exponential(sign * (in_.old_logps[t] - in_.rollout_logps[t]));
@@ -230,7 +230,7 @@ class PolicyTokens {
 
   void set_kl(size_t t, float ratio, float slope, LossToken& token) const {
     float x = in_.logps[t] - in_.ref_logps[t];
-    if (a_.has(kKlReversed.name)) x = -x;
+    if (a_.has(kLossKlReversed.name)) x = -x;
     const float free = held(x, attr(kKlClampIn)) ? 0 : 1;
     const int estimator = (choice(kKlEstimator) - 1 + (a_.has(kKlNext.name) ? 1 : 0)) % 3 + 1;
     const float below = std::expm1(-x);

@@ -86,7 +86,7 @@ bool ignored_every_counts(const Case& c) {
     return spec.fill == Fill::mask && is_present(c, spec);
   });
   return c.ignored_every != Case().ignored_every &&
-         (has_attr(*c.op, "ignore_index") || draws_left_out(*c.op) || (masked && c.ignored_every == 1));
+         (has_attr(*c.op, "ignore_index") || draws_left_out(*c.op) || (masked && c.ignored_every <= 1));
 }
 
 bool has_ignored_runs(const Case& c) { return c.ignored_run != 1 && has_attr(*c.op, "ignore_index"); }

@@ -28,8 +28,8 @@ struct Case {
   InputMode input_mode = InputMode::random;
   double constant_value = 0.25;
   int64_t token_value = 0;
-  int64_t ignored_every = 8;  ///< one run of rows in this many has ignore_index, if the operator has it; 0: none;
-                              ///< 1: every row, and masks keep nothing. See draws_left_out(), too
+  int64_t ignored_every = 8;  ///< one run of rows in this many has ignore_index, if the operator has it; 0: none, and
+                              ///< masks keep all; 1: every row, and masks keep nothing. See draws_left_out(), too
   int64_t ignored_run = 1;    ///< rows per ignored run; a prompt is such a run
   std::vector<int64_t> part_bounds;  ///< bounds of the ranks' parts; empty: part_bounds() decides
   GradMode grad_mode = GradMode::random;

@@ -80,7 +80,8 @@ enum class MaskKind : uint8_t {
   count
 };
 
-/// Sets 0 where the mask drops an element. In mode constant it keeps every element, with ignored_every = 1 none.
+/// Sets 0 where the mask drops an element. In mode constant and with ignored_every = 0 it keeps every element, with
+/// ignored_every = 1 none.
 void fill_mask(const Case& c, const Stream& stream, Tensor& mask) {
   const int64_t last = mask.shape.back();
   for (int64_t i = 0; i < mask.count(); ++i) {
@@ -90,7 +91,7 @@ void fill_mask(const Case& c, const Stream& stream, Tensor& mask) {
     if (kind == MaskKind::left_padding) keeps = i % last < last * 3 / 4 ? 0 : 1;
     if (kind == MaskKind::all_padding) keeps = 0;
     if (kind == MaskKind::right_padding) keeps = i % last < (last + 3) / 4 ? 1 : 0;
-    if (c.input_mode == InputMode::constant) keeps = 1;
+    if (c.input_mode == InputMode::constant || c.ignored_every == 0) keeps = 1;
     mask.set(i, c.ignored_every == 1 ? 0 : keeps);
   }
 }

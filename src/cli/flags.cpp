@@ -187,9 +187,11 @@ void add_case_options(CLI::App& app, RunOptions& run) {
   app.add_option("--token-value", run.token_value, "token id with --input-mode constant")
       ->capture_default_str()
       ->group("Data");
-  app.add_option("--ignored-every", run.ignored_every,
-                 "for operators with ignore_index: ignore one run of rows in every N; 0 ignores none, 1 all, and masks "
-                 "keep nothing; for packed sequences and routed tokens: the share that belongs to none")
+  app.add_option(
+         "--ignored-every", run.ignored_every,
+         "for operators with ignore_index: ignore one run of rows in every N; 0 ignores none, and masks keep all; "
+         "1 ignores all, and masks keep nothing; for packed sequences and routed tokens: the share that belongs to "
+         "none")
       ->capture_default_str()
       ->group("Data");
   app.add_option("--ignored-run", run.ignored_run, "number of rows in each ignored run, such as the length of a prompt")

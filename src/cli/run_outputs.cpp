@@ -55,7 +55,8 @@ void RunOutputs::add(const Report& report, const CaseRecord& record) {
 }
 
 void RunOutputs::finish(const Report& report) {
-  const std::string json = to_json(report);
+  const bool is_read = github_ || destinations_.forms.any();
+  const std::string json = json_ || text_ == nullptr || is_read ? to_json(report) : "";
   if (json_) json_->finish(json);
   if (progress_) progress_->clear();
   if (text_ != nullptr) {
@@ -63,7 +64,7 @@ void RunOutputs::finish(const Report& report) {
   } else {
     fmt::print("{}", json);
   }
-  if (github_ || destinations_.forms.any()) {
+  if (is_read) {
     const JsonValue document = JsonValue::parse(json, "report");
     write_forms(destinations_.forms, document);
     if (github_) write_to_github(read_report(document), text_ != nullptr ? text_ : stderr);

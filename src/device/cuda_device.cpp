@@ -247,7 +247,8 @@ class CudaDevice final : public Device {
     make_current();
     // What another process set aside. Not every device has this.
     if (is_by_block_ && cudaCtxResetPersistingL2Cache() != cudaSuccess) (void)cudaGetLastError();
-    const size_t bytes = kFlushCaches * cache_bytes();
+    constexpr size_t kCaches = 4;
+    const size_t bytes = kCaches * cache_bytes();
     if (!flushed_) {
       flushed_.reset(allocate(bytes + sizeof(uint4), "what flushes the cache"));
       check(cudaMemsetAsync(flushed_.get(), 0, bytes + sizeof(uint4), launches_->stream()),

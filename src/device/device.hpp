@@ -116,8 +116,8 @@ class DeviceTimer {
  public:
   virtual ~DeviceTimer() = default;
   virtual size_t cache_bytes() const = 0;  ///< of the last-level cache
-  /// Evicts launches' data from the cache by reading a buffer of kFlushCaches times the last-level cache; enqueued on
-  /// the stream. Writes nothing, since modified lines would be written back while the next launch is timed.
+  /// Evicts launches' data from the cache by reading a buffer several times as large; enqueued on the stream. Writes
+  /// nothing, since modified lines would be written back while the next launch is timed.
   virtual void flush_cache() = 0;
   /// Milliseconds of the work that `enqueue` puts on the stream, measured with events; on the CPU with the clock. The
   /// stream first idles for `cover_us`, so that the host gets ahead and launch overhead is not measured. It then runs
@@ -175,8 +175,6 @@ class Device : public DeviceMemory, public DeviceStream, public DeviceTimer {
   int64_t most_ranks_ = 0;
   std::string transport_;
 };
-
-inline constexpr size_t kFlushCaches = 4;
 
 /// A device call failed while a candidate ran. After a `sticky` error the process can't use the device any more.
 class DeviceError : public std::exception {

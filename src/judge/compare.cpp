@@ -316,9 +316,11 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
   if (!std::isfinite(errors.sum)) return false;
   for (size_t k = 0; k < prepared.size(); ++k) {
     const PreparedGate& gate = prepared[k];
-    if (gate.gate.metric == Metric::bits) return false;
     double largest = 0;
-    if (gate.gate.metric == Metric::ulp) {
+    if (gate.gate.metric == Metric::bits) {
+      if (std::memcmp(block.stored, block.expected, n * info(dtype).bytes) != 0) return false;
+      std::fill_n(other.begin(), n, 0.0);
+    } else if (gate.gate.metric == Metric::ulp) {
       worst[k] = static_cast<double>(block.max_ulp);
       largest = block.max_ulp == 0 ? 0 : worst[k] / gate.gate.limit;
       ulp_ratios(dtype, block.stored, block.expected, n, block.max_ulp, gate.gate.limit, other.data());

@@ -404,13 +404,10 @@ std::string to_json(const Report& report) {
                    {"passed", code == 0},
                    {"exit_code", code},
                    {"device", device_json(main_device(report))},
-                   {"candidates", std::move(candidates)},
                    {"controls", controls_json(report)},
-                   {"volatile",
-                    {{"started", report.started},
-                     {"host", report.host},
-                     {"wall_ms", report.wall_ms},
-                     {"timings", std::move(timings)}}}});
+                   {"volatile", {{"started", report.started}, {"host", report.host}, {"wall_ms", report.wall_ms}}}});
+  root["candidates"] = std::move(candidates);  // update() would copy them
+  root["volatile"]["timings"] = std::move(timings);
   return dump_json(root, 1) + "\n";
 }
 

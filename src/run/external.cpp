@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -63,10 +64,11 @@ DeviceInfo read_device(const JsonValue& answer) {
 std::string digest_of(const JsonValue& answer, const std::string& command) {
   const auto said = answer.find("digest");
   if (!said) return command_digest(command);
-  std::string digest = said->string();
-  constexpr size_t kDigits = 16;
-  if (digest.size() != kDigits || digest.find_first_not_of("0123456789abcdef") != std::string::npos)
-    said->fail("16 hex digits");
+  const std::string digest = said->string();
+  uint64_t value = 0;
+  const char* const end = digest.data() + digest.size();
+  const auto [read, error] = std::from_chars(digest.data(), end, value, 16);
+  if (error != std::errc() || read != end || fmt::format("{:016x}", value) != digest) said->fail("16 hex digits");
   return digest;
 }
 

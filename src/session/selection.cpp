@@ -79,11 +79,10 @@ std::vector<Case> cases_of_flags(const CaseChoice& options) {
   }
   for (const char* flag : {"--ignored-every", "--ignored-run"}) {
     if (!options.has(flag)) continue;
-    const bool all =
-        std::string_view(flag) == "--ignored-every" && options.ignored_every == 1;  // which is for masks, too
+    const bool for_masks = std::string_view(flag) == "--ignored-every" && options.ignored_every <= 1;
     if (std::none_of(ops.begin(), ops.end(), [&](const Operator* op) {
           const bool draws = std::string_view(flag) == "--ignored-every" && draws_left_out(*op);
-          return has_attr(*op, "ignore_index") || draws || (all && has_input(*op, Fill::mask));
+          return has_attr(*op, "ignore_index") || draws || (for_masks && has_input(*op, Fill::mask));
         }))
       throw InputError(flag, "no selected operator has an attribute ignore_index", "leave it out");
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cases: sizes, names, validation, slices.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <stdexcept>
@@ -125,6 +126,17 @@ TEST(Case, FlagsHaveIgnoredEveryWhereSequencesArePacked) {
   c.ignored_every = 0;
   EXPECT_NE(case_flags(c).find("--ignored-every 0"), std::string::npos) << case_flags(c);
   EXPECT_NE(case_name(c).find("~ignored0"), std::string::npos) << case_name(c);
+}
+
+TEST(Case, WhatMasksKeepIsSaidWhereItIsNotTheUsual) {
+  Case c = gold_case("pack", "forward", DType::f32, {{"batch", 4}, {"seq", 3}, {"hidden", 2}});
+  for (const int64_t every : {0, 1}) {
+    c.ignored_every = every;
+    EXPECT_NE(case_flags(c).find(fmt::format("--ignored-every {}", every)), std::string::npos) << case_flags(c);
+    EXPECT_NE(case_name(c).find(fmt::format("~ignored{}", every)), std::string::npos) << case_name(c);
+  }
+  c.ignored_every = 3;  // which changes nothing
+  EXPECT_EQ(case_flags(c).find("--ignored-every"), std::string::npos) << case_flags(c);
 }
 
 TEST(Case, ValuesHaveTheSizeOfKeysUnlessVDimIsGiven) {

@@ -451,6 +451,8 @@ TEST(Inputs, MasksAreScatteredOrPaddingOnEitherSideOrAll) {
   EXPECT_EQ(values_of(make_inputs(masked_case(1, 1), 1)[1]), std::vector<double>{1});
   c.ignored_every = 1;
   EXPECT_EQ(values_of(make_inputs(c, 1)[1]), std::vector<double>(500, 0.0));
+  c.ignored_every = 0;
+  EXPECT_EQ(values_of(make_inputs(c, 1)[1]), std::vector<double>(500, 1.0));
 }
 
 TEST(Inputs, EveryFourthOfNormalisedRowsIsSmall) {

@@ -100,15 +100,20 @@ Judgment judgment_of(const std::string& path, std::string_view name, const Case&
   return judge(c, run, comparisons, demands, checks, /*accuracy=*/true);
 }
 
-TEST_P(Mutation, TheGoldAndTheNativeCandidatePassTheSameCases) {
-  const std::string plugins = kPluginFolder;
-  const std::string native = native_plugin(GetParam()->name);
-  for (const Case& c : mutation_cases(GetParam()->name)) {
-    const Judgment of_gold = judgment_of(plugins + "/perfect.so", "perfect", c);
-    EXPECT_EQ(of_gold.verdict, Verdict::pass) << case_name(c) << " " << of_gold.reason;
-    const Judgment of_native = judgment_of(native, "native", c);
-    EXPECT_EQ(of_native.verdict, Verdict::pass) << case_name(c) << " " << of_native.reason;
+/// Expects that a candidate passes the cases of suite mutation.
+void expect_passes(const std::string& plugin, const std::string& candidate, std::string_view op) {
+  for (const Case& c : mutation_cases(op)) {
+    const Judgment judgment = judgment_of(plugin, candidate, c);
+    EXPECT_EQ(judgment.verdict, Verdict::pass) << case_name(c) << " " << judgment.reason;
   }
+}
+
+TEST_P(Mutation, TheGoldPassesTheSameCases) {
+  expect_passes(std::string(kPluginFolder) + "/perfect.so", "perfect", GetParam()->name);
+}
+
+TEST_P(Mutation, TheNativeCandidatePassesTheSameCases) {
+  expect_passes(native_plugin(GetParam()->name), "native", GetParam()->name);
 }
 
 // --- what a failure says first ---------------------------------------------------------------------------------------
