@@ -132,6 +132,7 @@ void refine(const FillArgs& args) {
     std::vector<int64_t> token_of_slot(drawn.size(), kNoRow);
     for (size_t slot = 0; slot < drawn.size(); ++slot)
       if (drawn[slot] != kNoExpert) token_of_slot[slot] = static_cast<int64_t>(slot) / topk;
+    plant_whole_range(args, *args.find("x"));
     plant_unused_rows(args, *args.find("x"), rows_in_use(token_of_slot, tokens));
   } else {
     const ExpertOrder order(drawn, experts, static_cast<int64_t>(args.attrs[0]), rows);

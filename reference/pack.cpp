@@ -76,6 +76,7 @@ void refine(const FillArgs& args) {
     if (kind != 0) mask.set(row, (kind == 2 && place == seq - 1) || (kind == 3 && place == 0) ? 1 : 0);
   }
   Tensor* const x = args.find("x");
+  if (x != nullptr) plant_whole_range(args, *x);
   for (int64_t row = 0; row < mask.count() && x != nullptr; ++row) {
     if (!keeps(mask, row))
       plant_payload(args, *x, x->shape.back(), row, payload_kind(args, static_cast<uint64_t>(row)));

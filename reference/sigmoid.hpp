@@ -46,6 +46,25 @@ inline GoldElement scaled_silu_derivative(double scale, double x, int products) 
   return {value, 0, std::abs(scale) * error};
 }
 
+/// In mode random: one element in every row but the first, of eight columns or more, becomes a sixteenth of the largest
+/// number of its dtype, of either sign by turns; those of `others` in the same place become small. So no result
+/// overflows, even one that is wrong by a factor. Not in fp64, where finite differences of it would not be finite. The
+/// first row stays normal: files of definitions draw their numbers there.
+inline void plant_large(const FillArgs& args, std::string_view name, std::initializer_list<std::string_view> others) {
+  constexpr int kSmall = -4;
+  Tensor& x = *args.find(name);
+  const int64_t columns = x.shape.back();
+  if (args.mode != InputMode::random || x.dtype == DType::f64 || columns < 8) return;
+  const double large = std::ldexp(1.75, kSmall + 1 - info(x.dtype).min_exponent);
+  for (int64_t row = 1; row * columns < x.count(); ++row) {
+    const int64_t at = row * columns + (5 * row + 2) % columns;
+    x.set(at, row % 2 == 0 ? large : -large);
+    for (const std::string_view other : others)
+      if (Tensor* const tensor = args.find(other); tensor != nullptr)
+        tensor->set(at, std::ldexp(tensor->at(at), kSmall));
+  }
+}
+
 /// Emits output `index` = element(i) for each element, in rows of `columns`; decodes tensors by row.
 ///   element(const std::array<const double*, n>& inputs, size_t column) -> GoldElement
 template <size_t n, class Element>

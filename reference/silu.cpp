@@ -33,9 +33,10 @@ void backward(const GoldArgs& args) {
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, nullptr, &kSiluForward},
                              Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, nullptr, &kSiluBackward}};
 
-/// Makes one element of every row subnormal in fp16, which is not in fp32.
+/// Makes one element of every row subnormal in fp16, which is not in fp32, and another one large.
 void refine(const FillArgs& args) {
   Tensor& x = *args.find("x");
+  plant_large(args, "x", {});
   if (args.mode != InputMode::random || x.dtype != DType::f16) return;
   constexpr int kSubnormal = -15;
   const int64_t columns = x.shape.back();

@@ -65,9 +65,12 @@ constexpr std::array kPasses{
     Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, nullptr, &kSwigluBackward, nullptr,
          kBackwardRecipes}};
 
+void refine(const FillArgs& args) { plant_large(args, "gate", {"up", "grad_y"}); }
+
 }  // namespace
 
 extern const Operator kSwiglu;
-constexpr Operator kSwiglu{"swiglu", "elementwise", "y = gate / (1 + exp(-gate)) * up", "batch seq", {}, kPasses};
+constexpr Operator kSwiglu{"swiglu", "elementwise", "y = gate / (1 + exp(-gate)) * up", "batch seq", {}, kPasses,
+                           nullptr,  refine};
 
 }  // namespace checkop

@@ -5,7 +5,7 @@
 #include <bit>
 #include <cmath>
 
-#include "emulation/common.hpp"
+#include "emulation/moved_rows.hpp"
 #include "recipes.hpp"
 
 namespace checkop {
@@ -22,8 +22,6 @@ constexpr FaultSpec kScaled{"scaled_by_root", "rows are scaled by sqrt(hidden)"}
 constexpr FaultSpec kScaledWeight{kScaled.name, kScaled.meaning, "nonfinite"};  // the largest numbers overflow
 // Not visible in bf16: the rows are bf16 numbers already.
 constexpr FaultSpec kRounded{"rounded_to_bf16", "rows pass through bf16", "accuracy", "fp32 fp16"};
-constexpr FaultSpec kSubnormalsFlushed{"subnormals_flushed", "subnormal numbers become 0"};
-constexpr FaultSpec kRangeOfHalf{"range_of_half", "rows are clamped to the range of fp16", "accuracy", "fp32 bf16"};
 constexpr FaultSpec kCountInByte{"count_in_byte", "of the tokens with one id, those from the 256th on are lost"};
 constexpr FaultSpec kDuplicatesOverwrite{"duplicates_overwrite", "of the tokens with one id, the last one remains"};
 constexpr FaultSpec kDuplicatesAveraged{"duplicates_averaged", "the tokens with one id are averaged"};
@@ -52,13 +50,7 @@ Matrix rows_taken(const EmulationArgs& args) {
   Matrix m = matrix(args, 1);
   if (a.has(kMisalignedRows.name) && !m.values.empty())
     std::rotate(m.values.begin(), m.values.begin() + 1, m.values.end());
-  if (a.has(kSubnormalsFlushed.name)) {
-    const float least = std::ldexp(1.0F, info(args.in(1).dtype).min_exponent);
-    for (float& x : m.values) x = std::abs(x) < least ? 0 : x;
-  }
-  if (a.has(kRangeOfHalf.name)) {
-    for (float& x : m.values) x = std::clamp(x, -65504.0F, 65504.0F);
-  }
+  m = through_kernel(a, args.in(1).dtype, std::move(m));
   const float scale = a.has(kScaled.name) ? std::sqrt(static_cast<float>(m.columns)) : 1.0F;
   const bool rounded = a.has(kRounded.name);
   for (float& x : m.values) x = scale * (rounded ? Arithmetic::to_bf16(x) : x);

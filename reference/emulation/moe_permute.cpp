@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "emulation/moe.hpp"
+#include "emulation/moved_rows.hpp"
 
 namespace checkop {
 namespace {
@@ -71,7 +72,7 @@ void store_integers(const std::vector<int64_t>& values, std::vector<double>& to)
 
 void forward(const EmulationArgs& args) {
   const Arithmetic& a = args.arithmetic;
-  const Matrix x = matrix(args, 0);
+  const Matrix x = through_kernel(a, args.in(0).dtype, matrix(args, 0));
   const int64_t topk = args.in(1).shape.back(), rows = std::ssize(args.out(1)), tokens = x.rows();
   Order order(a, args.integers(1), topk, std::ssize(args.out(3)) - 1, static_cast<int64_t>(args.attrs[0]), rows);
   int64_t last = kNone;
@@ -108,10 +109,10 @@ void backward(const EmulationArgs& args) {
   });
 }
 
-constexpr std::array kForwardFaults{kDroppedCounted,  kDroppedLeaveRows,  kSlotsFirst,       kLatestFirst,
-                                    kAlignIgnored,    kOffsetsUnaligned,  kCountsForOffsets, kFirstOffsetLost,
-                                    kLastExpertLost,  kRowOfSlot,         kTokensForSlots,   kExpertsTruncated,
-                                    kPaddingRepeated, kPaddingIsSlotZero, kPositionsInverted};
+constexpr std::array kForwardFaults{
+    kDroppedCounted,   kDroppedLeaveRows,  kSlotsFirst,        kLatestFirst,       kAlignIgnored,   kOffsetsUnaligned,
+    kCountsForOffsets, kFirstOffsetLost,   kLastExpertLost,    kRowOfSlot,         kTokensForSlots, kExpertsTruncated,
+    kPaddingRepeated,  kPaddingIsSlotZero, kPositionsInverted, kSubnormalsFlushed, kRangeOfHalf};
 constexpr std::array kBackwardFaults{faults::kLastTileSkipped,
                                      faults::kBf16Accumulator,
                                      faults::kBf16Partials,

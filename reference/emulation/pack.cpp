@@ -3,7 +3,7 @@
 #include <array>
 #include <numeric>
 
-#include "emulation/common.hpp"
+#include "emulation/moved_rows.hpp"
 
 namespace checkop {
 namespace {
@@ -72,7 +72,7 @@ void store_starts(const Arithmetic& a, std::vector<int64_t> starts, int64_t seq,
 
 void forward(const EmulationArgs& args) {
   const Arithmetic& a = args.arithmetic;
-  const Matrix x = matrix(args, 0);
+  const Matrix x = through_kernel(a, args.in(0).dtype, matrix(args, 0));
   const int64_t seq = args.in(1).shape.back();
   const Places places(a, args.integers(1), seq);
   int64_t last = 0;
@@ -95,9 +95,10 @@ void backward(const EmulationArgs& args) {
   }
 }
 
-constexpr std::array kForwardFaults{kMaskIgnored,        kMaskValuesAdded,  kOnesAloneKept, kCountedWithOwnRow,
-                                    kCountedPerSequence, kRowsInPlace,      kLastRowLost,   kLastRowRepeated,
-                                    kPaddedStarts,       kLengthsForStarts, kFirstStartLost};
+constexpr std::array kForwardFaults{kMaskIgnored,        kMaskValuesAdded,  kOnesAloneKept,  kCountedWithOwnRow,
+                                    kCountedPerSequence, kRowsInPlace,      kLastRowLost,    kLastRowRepeated,
+                                    kPaddedStarts,       kLengthsForStarts, kFirstStartLost, kSubnormalsFlushed,
+                                    kRangeOfHalf};
 constexpr std::array kBackwardFaults{kMaskIgnoredBackward, kMaskValuesAdded, kOnesAloneKept, kCountedWithOwnRow,
                                      kCountedPerSequence,  kRowsInPlace,     kLastRowLost,   kDroppedGetGradient};
 

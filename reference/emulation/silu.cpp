@@ -41,11 +41,12 @@ void backward(const EmulationArgs& args) {
 }
 
 constexpr std::array kForwardFaults{
-    faults::kBf16Exponential, kExponentSign,     kBaseTwo, kGeluSlope, kBf16Sigmoid, kSigmoidAlone,
-    kNeighboursSigmoid,       kSubnormalsFlushed};
+    faults::kBf16Exponential, kExponentSign,      kBaseTwo,         kGeluSlope, kBf16Sigmoid, kSigmoidAlone,
+    kNeighboursSigmoid,       kSubnormalsFlushed, kExponentialRatio};
 constexpr std::array kBackwardFaults{
-    faults::kBf16Exponential, kExponentSign,   kBaseTwo,        kGeluSlope,       kBf16Sigmoid,       kDerivativeShort,
-    kComplementLeftOut,       kDerivativeSign, kOutputForInput, kUpstreamLeftOut, kForwardForBackward};
+    faults::kBf16Exponential, kExponentSign,      kBaseTwo,        kGeluSlope,      kBf16Sigmoid,
+    kDerivativeShort,         kComplementLeftOut, kDerivativeSign, kOutputForInput, kUpstreamLeftOut,
+    kForwardForBackward,      kExponentialRatio};
 
 }  // namespace
 

@@ -60,12 +60,12 @@ void backward(const EmulationArgs& args) {
 }
 
 constexpr std::array kForwardFaults{
-    faults::kBf16Exponential, kExponentSign, kBaseTwo,      kGeluSlope,     kBf16Sigmoid, kSigmoidAlone,
-    kGateAndUpSwapped,        kUpLeftOut,    kUpOfFirstRow, kBf16Activation};
+    faults::kBf16Exponential, kExponentSign, kBaseTwo,      kGeluSlope,      kBf16Sigmoid,     kSigmoidAlone,
+    kGateAndUpSwapped,        kUpLeftOut,    kUpOfFirstRow, kBf16Activation, kExponentialRatio};
 constexpr std::array kBackwardFaults{
-    faults::kBf16Exponential, kExponentSign,      kBaseTwo,        kGeluSlope,        kBf16Sigmoid, kSigmoidAlone,
-    kDerivativeShort,         kComplementLeftOut, kDerivativeSign, kGateAndUpSwapped, kUpLeftOut,   kUpOfFirstRow,
-    kBf16Activation,          kGradientsSwapped,  kGateOverwritten};
+    faults::kBf16Exponential, kExponentSign,      kBaseTwo,         kGeluSlope,        kBf16Sigmoid, kSigmoidAlone,
+    kDerivativeShort,         kComplementLeftOut, kDerivativeSign,  kGateAndUpSwapped, kUpLeftOut,   kUpOfFirstRow,
+    kBf16Activation,          kGradientsSwapped,  kGateOverwritten, kExponentialRatio};
 
 }  // namespace
 
