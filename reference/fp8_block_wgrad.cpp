@@ -61,9 +61,8 @@ void forward(const GoldArgs& args) {
   const Groups groups(args);
   groups.require_order(kBlock);
   for (int64_t e = 0; e < groups.experts(); ++e)
-    fp8_product::emit_product(args, 0, e * groups.n_dim,
-                              fp8_product::rows_to_compute(args, 0, e * groups.n_dim, groups.n_dim), groups.grad(e),
-                              groups.x(e), groups.k_dim);
+    fp8_product::emit_product(args, 0, e * groups.n_dim, rows_within(args.rows(0), e * groups.n_dim, groups.n_dim),
+                              groups.grad(e), groups.x(e), groups.k_dim);
 }
 
 void identities(const IdentityArgs& args) {

@@ -103,13 +103,6 @@ void emit_product(const GoldArgs& args, int output, int64_t first_row, std::span
   }
 }
 
-std::vector<int64_t> rows_to_compute(const GoldArgs& args, int output, int64_t first, int64_t count) {
-  std::vector<int64_t> rows;
-  for (int64_t row = 0; row < count; ++row)
-    if (args.rows(output).has(first + row)) rows.push_back(row);
-  return rows;
-}
-
 void check_product(const IdentityArgs& args, int output, int64_t first_row, const Tensor& x, const Tensor& y) {
   constexpr double kDeviations = 7;
   const int64_t columns = y.shape.back();

@@ -39,7 +39,7 @@ struct ScaledCodes {
 
 /// Emits rows of output `output`, n columns each: x y^T of the rows `rows` of x, which are those of the output from
 /// `first_row` on, and the first n rows of y.
-/// The sums of 128 products each are added up in fp32, hence the magnitude of a product; see emit_product(). Within one
+/// The sums of 128 products each are added up in fp32, hence the magnitude of a product, as in product.hpp. Within one
 /// of them FP8 tensor cores keep few bits: an instruction truncates every addend to 2^(1 - acc_bits) of the largest.
 /// That is not above the size of partial sums, |sum| + sqrt(sum of squares) of a block. So
 ///   rounding = ((acc_terms + 1) (128/acc_terms) 2^(1 - acc_bits)/u + 3) sum over blocks of that size,  u = 2^-24
@@ -48,9 +48,6 @@ struct ScaledCodes {
 /// arXiv 2512.07004. Not verified on a GPU here.
 void emit_product(const GoldArgs& args, int output, int64_t first_row, std::span<const int64_t> rows,
                   const ScaledCodes& x, const ScaledCodes& y, int64_t n);
-
-/// The rows [first, first + count) that the gold computes of output `output`, from `first` on.
-std::vector<int64_t> rows_to_compute(const GoldArgs& args, int output, int64_t first, int64_t count);
 
 /// Freivalds' check of rows of output `output`, from `first_row` on: x y^T of dequantised operands. What tensor cores
 /// lose adds to an element at most units times sum_k |x_k y_jk|; the root of the squares of that over j is at most

@@ -52,18 +52,15 @@ Groups groups_of(const GoldArgs& args) {
   return groups;
 }
 
-/// The rows of `chosen` that lie in [first, first + count), from `first` on.
-RowSet rows_within(const RowSet& chosen, int64_t first, int64_t count) {
-  if (chosen.all) return {};
-  RowSet own{false, {}};
-  for (const int64_t row : chosen.chosen)
-    if (row >= first && row < first + count) own.chosen.push_back(row - first);
-  return own;
+/// Those of `rows` that are rows of x, the first of which is row `first`.
+RowSet rows_of_part(const RowSet& rows, int64_t first, const Factor& x) {
+  if (rows.all) return {};
+  return {false, rows_within(rows, first, x.transposed ? x.columns : x.rows)};
 }
 
 /// Emits rows [first, first + rows of x) of output `index` = x y.
 void emit_part(const GoldArgs& args, int index, int64_t first, const Factor& x, const Factor& y) {
-  const RowSet of_part = rows_within(args.rows(index), first, x.transposed ? x.columns : x.rows);
+  const RowSet of_part = rows_of_part(args.rows(index), first, x);
   if (!of_part.all && of_part.chosen.empty()) return;
   std::vector<RowSet> own(args.output_shapes.size());
   own[static_cast<size_t>(index)] = of_part;
@@ -105,7 +102,7 @@ void backward(const GoldArgs& args) {
 /// Models rows [first, first + rows of x) of output `index` = x y.
 void model_part(const ModelArgs& args, int index, int64_t first, const Factor& x, const Factor& y) {
   std::vector<RowSet> own(args.row_sets.size(), RowSet{false, {}});
-  own[static_cast<size_t>(index)] = rows_within(args.rows(index), first, x.transposed ? x.columns : x.rows);
+  own[static_cast<size_t>(index)] = rows_of_part(args.rows(index), first, x);
   ModelArgs part = args;
   part.row_sets = own;
   part.sink = [&](int output, int64_t row, const float* values) { args.sink(output, first + row, values); };

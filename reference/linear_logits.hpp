@@ -58,9 +58,8 @@ constexpr Recipe rounds_dz(std::string_view outputs, std::string_view source) {
 /// Parts of the weight's gradient, one for each chunk of rows, and their running sums rounded to 16 bits. For the parts
 /// c_j of n chunks and s_j = c_1 + ... + c_j, roundings err by
 ///   deviation = u_case sqrt((sum over j of c_j^2 + sum over 1 < j < n of s_j^2)/3)
-/// s_1 is c_1, and s_n is what is stored; with one chunk nothing is rounded twice. A kernel whose chunks
-/// are several of these has some of the s_j. With carried sums, which are fp32, kernels do not round: then nothing is
-/// allowed for.
+/// s_1 is c_1, and s_n is what is stored; with one chunk nothing is rounded twice. Other chunks have other parts, which
+/// this does not allow for. With carried sums, which are fp32, kernels do not round: then nothing is allowed for.
 constexpr Recipe rounds_sums_by_chunk(std::string_view source) {
   return {recipe::kSumsByChunk,
           "dlm_head_weight dbias",

@@ -217,7 +217,8 @@ constexpr std::array kForwardRecipes{rounds_logits(kResults, kLmHead), rounds_pr
 constexpr std::array kBackwardRecipes{
     rounds_dz(kGradients, "autograd of a 16-bit lm_head, Liger's fused linear GRPO loss"),
     rounds_logits(kGradients, kLmHead), rounds_product_of_logits(kGradients), rounds_transform_gradient(kGradients),
-    rounds_sums_by_chunk("Liger's fused linear GRPO loss, a sequence at a time; verl's FusedLinearForPPO, 512 tokens")};
+    rounds_sums_by_chunk("Liger's fused linear GRPO loss, a sequence of up to 512 tokens at a time; verl's "
+                         "FusedLinearForPPO, 512 tokens")};
 
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_tokens, work<1>,
                                   &kLinearPolicyLossForward, nullptr, kForwardRecipes},

@@ -55,7 +55,7 @@ inline int64_t rows_of_chunk(int64_t rows, int64_t hidden, int64_t vocab) {
   const int64_t chunks = (vocab + hidden - 1) / hidden;
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>((rows + chunks - 1) / chunks)));
 }
-/// The same of a policy's loss: Liger takes one sequence, verl 512 tokens.
+/// The same of a policy's loss: verl takes 512 tokens; Liger a sequence, so this is Liger's up to 512 tokens.
 inline int64_t rows_of_chunk(int64_t seq) { return std::min<int64_t>(seq, 512); }
 
 }  // namespace checkop::recipe

@@ -44,6 +44,13 @@ void RowGroups::require_order(int64_t align) const {
   if (end() > rows) refuse(offsets.size() - 1, end(), fmt::format("beyond the {} rows", rows));
 }
 
+std::vector<int64_t> rows_within(const RowSet& rows, int64_t first, int64_t count) {
+  std::vector<int64_t> within;
+  for (int64_t row = 0; row < count; ++row)
+    if (rows.has(first + row)) within.push_back(row);
+  return within;
+}
+
 void emit_rest(const GoldArgs& args, int index, const RowGroups& groups, int64_t columns) {
   const std::vector<double> zeros(static_cast<size_t>(columns));
   args.for_rows(index, groups.rows, [&](int64_t row) {

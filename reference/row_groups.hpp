@@ -28,6 +28,9 @@ struct RowGroups {
   std::vector<int64_t> offsets;
 };
 
+/// Those of `rows` that lie in [first, first + count), counted from `first` on.
+std::vector<int64_t> rows_within(const RowSet& rows, int64_t first, int64_t count);
+
 /// Emits zeros in the rows of output `index` behind those of all experts.
 void emit_rest(const GoldArgs& args, int index, const RowGroups& groups, int64_t columns);
 

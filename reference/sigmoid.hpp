@@ -46,10 +46,10 @@ inline GoldElement scaled_silu_derivative(double scale, double x, int products) 
   return {value, 0, std::abs(scale) * error};
 }
 
-/// In mode random: one element in every row but the first, of eight columns or more, becomes a sixteenth of the largest
-/// number of its dtype, of either sign by turns; those of `others` in the same place become small. So no result
-/// overflows, even one that is wrong by a factor. Not in fp64, where finite differences of it would not be finite. The
-/// first row stays normal: files of definitions draw their numbers there.
+/// In mode random: one element in every row but the first, of eight columns or more, becomes about a sixteenth
+/// of the largest number of its dtype, of either sign by turns; those of `others` in the same place become small. So no
+/// result overflows, even one that is wrong by a factor. Not in fp64, where finite differences of it would not be
+/// finite. The first row stays normal: files of definitions draw their numbers there.
 inline void plant_large(const FillArgs& args, std::string_view name, std::initializer_list<std::string_view> others) {
   constexpr int kSmall = -4;
   Tensor& x = *args.find(name);

@@ -3,8 +3,8 @@
 """Prints what clang-tidy looks at: the units that the build compiles of src/ and reference/, one a line.
 
 Most of its time goes to the standard headers, once more for each unit, and the build compiles each file of reference/ by
-itself, for their names are the same. So those that no header declares anything of are put into a few units, each file in a
-namespace of its own that sees `checkop`. They are written to BUILD/tidy/, and their commands into BUILD's compile_commands.json.
+itself, since names of different files are the same. Here files without a header of their own are put into a few units, each
+in a namespace of its own that sees `checkop`. They are written to BUILD/tidy/, and their commands into BUILD's compile_commands.json.
 Usage: tidy_units.py BUILD
 """
 import itertools

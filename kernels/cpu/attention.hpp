@@ -183,7 +183,7 @@ inline void weighted_sum(const float* weight, int64_t step, const float* rows, i
     tree.add(std::move(partial));
   }
   const std::vector<float> total = tree.finish();
-  std::copy(total.begin(), total.end(), out);  // when there are no terms
+  std::copy(total.begin(), total.end(), out);
 }
 
 /// p[0, seen.n) of one query; returns its lse. A row whose scores are all -inf is NaN, as the formula gives; a row

@@ -8,7 +8,7 @@
 
 namespace checkop::kernels {
 
-/// Lets the next kernel, if it starts early, start beside this one, from sm_90 on.
+/// Lets the next kernel, if it starts early, start beside this one. Does something only if compiled for sm_90 or more.
 __device__ inline void start_dependent_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -30,16 +30,28 @@ struct Launch {
   bool starts_early = false;  ///< beside the kernel before it; wait_for_kernel_before() waits for that one's results
 };
 
+/// Whether the code of a kernel that the current device runs is compiled for sm_90 or more: a device may run code for
+/// an older one.
+template <typename Kernel>
+cudaError_t is_for_sm90(Kernel* kernel, bool& is) {
+  cudaFuncAttributes attributes;
+  if (auto error = cudaFuncGetAttributes(&attributes, kernel)) return error;
+  is = attributes.ptxVersion >= 90;
+  return cudaSuccess;
+}
+
+/// Launches a kernel; without the last two members of `launch` as <<<>>> does.
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch_kernel(void (*kernel)(Parameters...), const Launch& launch, Arguments... arguments) {
-  int device = 0, major = 0;
-  if (auto error = cudaGetDevice(&device)) return error;
-  if (auto error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device)) return error;
+  bool may_start_early = false;
+  if (launch.starts_early) {
+    if (auto error = is_for_sm90(kernel, may_start_early)) return error;
+  }
   cudaLaunchAttribute attributes[2];
   cudaLaunchConfig_t config = {};
   config.gridDim = launch.grid, config.blockDim = launch.threads, config.stream = launch.stream;
   config.dynamicSmemBytes = static_cast<size_t>(launch.shared_bytes), config.attrs = attributes;
-  if (launch.starts_early && major >= 9) {
+  if (may_start_early) {
     cudaLaunchAttribute& early = attributes[config.numAttrs++];
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of logits that the blocks of a cluster hold in shared memory while they compute a gradient, so that a row is
-// read once. From sm_90 on; shorter rows, and those of other devices, are read through a ring (softmax.cuh).
+// read once. From sm_90 on; rows that one block holds or no cluster, and those of other devices, are read through a
+// ring (softmax.cuh).
 //
 // A block has one part of the row. It loads all of it at once, so that loads are in flight while other blocks of its SM
 // compute or store. Parts, and the order of sums, depend on the vocabulary alone.
@@ -15,9 +16,8 @@
 namespace checkop::kernels {
 
 constexpr int kHeldThreads = 256;
-constexpr int kMostParts = 8;                  // blocks of a cluster that every GPU can launch
-constexpr int64_t kPartBytes = 72 << 10;       // three blocks on an SM
-constexpr int64_t kMostPartBytes = 200 << 10;  // where eight parts of kPartBytes do not suffice
+constexpr int kMostParts = 8;             // blocks of a cluster that every GPU can launch
+constexpr int64_t kPartBytes = 72 << 10;  // three blocks on an SM
 
 /// How a row is divided.
 struct Parts {
@@ -25,18 +25,20 @@ struct Parts {
   int count = 0;       ///< 0: rows are read through a ring instead
 };
 
-/// The parts of rows of `vocab` elements of T on the current device. Rows of one part fit in a ring.
-template <typename T>
-cudaError_t find_parts(int64_t vocab, Parts& parts) {
+/// The parts of rows of `vocab` elements of T in which `kernel` holds them on the current device. Rows of one part fit
+/// in a ring.
+template <typename T, typename Kernel>
+cudaError_t find_parts(Kernel* kernel, int64_t vocab, Parts& parts) {
   constexpr int64_t kLine = 8;  // groups: parts of aligned rows begin at multiples of 128 bytes
-  int device = 0, major = 0;
-  if (auto error = cudaGetDevice(&device)) return error;
-  if (auto error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device)) return error;
+  bool holds = false;
+  int64_t most_bytes = 0;
+  if (auto error = is_for_sm90(kernel, holds)) return error;
+  if (auto error = most_dynamic_bytes(kernel, most_bytes)) return error;
   const int64_t groups = ceil_div(vocab, kGroupColumns<T>);
   const auto count = std::min<int64_t>(ceil_div(groups * int64_t{sizeof(uint4)}, kPartBytes), kMostParts);
   const int64_t each = round_up(ceil_div(groups, std::max<int64_t>(count, 1)), kLine);
   parts = {};
-  if (major < 9 || count < 2 || each * int64_t{sizeof(uint4)} > kMostPartBytes) return cudaSuccess;
+  if (!holds || count < 2 || each * int64_t{sizeof(uint4)} > most_bytes) return cudaSuccess;
   parts = {each, static_cast<int>(count)};
   return cudaSuccess;
 }

@@ -30,7 +30,8 @@ struct IdSearch {
   const unsigned long long* extra = nullptr;  ///< a number that work enqueued before has left for the host
 };
 
-/// One of this thread's, in turns, so that a call may search several times at once.
+/// One of this thread's, in turns: so many searches may be open at once, and no call has more than two. They stay for
+/// the thread's life, since pinned memory takes longer to get than most kernels run.
 inline cudaError_t next_findings(IdFindings*& findings) {
   constexpr int kFindings = 8;
   struct Memory {
@@ -63,7 +64,7 @@ static __global__ __launch_bounds__(kIdThreads) void find_bad_id(const int64_t* 
 #pragma unroll 4
   for (int64_t row = int64_t{blockIdx.x} * kIdThreads + threadIdx.x; row < rows;
        row += int64_t{gridDim.x} * kIdThreads) {
-    const int64_t id = ids[row];
+    const int64_t id = ids[row];  // of masked rows, too: loads do not wait for each other
     const bool counts = id != search.except && (search.mask == nullptr || search.mask[row] != 0) &&
                         (search.other_mask == nullptr || search.other_mask[row] != 0);
     if (counts && (id < 0 || id >= vocab)) atomicMin(&least, static_cast<unsigned long long>(row));
@@ -86,9 +87,9 @@ static __global__ __launch_bounds__(kIdThreads) void find_bad_id(const int64_t* 
 }
 
 /// Checks that ids lie in [0, vocab) while other work proceeds: begin() enqueues the search, finish() waits for it but
-/// not for work enqueued after it. This is the only place where a launch makes the host wait: only the host can put the
-/// bad row into the message. Kernels enqueued in between run even if there are bad ids, and must not access memory out
-/// of bounds for them. They may start early (Launch): they need nothing of the search.
+/// not for work enqueued after it. The host waits because only it can put the bad row into the message. Kernels
+/// enqueued in between run even if there are bad ids, and must not access memory out of bounds for them. They may start
+/// early (Launch): they need nothing of the search.
 class IdCheck {
  public:
   /// `flag`: kIdCheckBytes of workspace that nothing else uses until finish() returns.

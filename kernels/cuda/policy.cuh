@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shared by the CUDA candidates of ratio_kl and grpo_loss: one token's ratio and KL estimate, one block per token.
-// Nothing of a masked token is read: its id, its logits and its old log-probability may be anything.
+// Nothing of a masked token counts: its id, its logits and its old log-probability may be anything.
 #pragma once
 
 #include "cuda/ids.cuh"

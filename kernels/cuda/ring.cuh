@@ -61,19 +61,28 @@ class GroupRing {
 };
 constexpr int kMostSlots = 4;  // that wait() knows
 
+/// The most dynamic shared memory that a block of a kernel can have on the current device.
+template <typename Kernel>
+cudaError_t most_dynamic_bytes(Kernel* kernel, int64_t& bytes) {
+  int device = 0, of_block = 0;
+  cudaFuncAttributes attributes;
+  if (auto error = cudaGetDevice(&device)) return error;
+  if (auto error = cudaDeviceGetAttribute(&of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device)) return error;
+  if (auto error = cudaFuncGetAttributes(&attributes, kernel)) return error;
+  bytes = of_block - static_cast<int64_t>(attributes.sharedSizeBytes);
+  return cudaSuccess;
+}
+
 /// Launches a kernel whose last parameter is the number of slots of its rings of n groups: `slots`, or as many as the
 /// device's shared memory holds. `starts_early`: see Launch.
 template <int n, bool starts_early = false, typename... Parameters, typename... Arguments>
 cudaError_t launch_with_ring(void (*kernel)(Parameters...), int64_t blocks, int threads, int64_t slots,
                              cudaStream_t stream, Arguments... arguments) {
-  int device = 0, most_bytes = 0;
-  cudaFuncAttributes attributes;
-  if (auto error = cudaGetDevice(&device)) return error;
-  if (auto error = cudaDeviceGetAttribute(&most_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device)) return error;
-  if (auto error = cudaFuncGetAttributes(&attributes, kernel)) return error;
+  int64_t most_bytes = 0;
+  if (auto error = most_dynamic_bytes(kernel, most_bytes)) return error;
   const int slot_bytes = threads * n * static_cast<int>(sizeof(uint4));
-  const int fits = (most_bytes - static_cast<int>(attributes.sharedSizeBytes)) / slot_bytes;
-  slots = std::clamp<int64_t>(std::min<int64_t>(slots, fits), 1, kMostSlots);
+  const int64_t fits = most_bytes / slot_bytes;
+  slots = std::clamp<int64_t>(std::min(slots, fits), 1, kMostSlots);
   const int bytes = static_cast<int>(slots) * slot_bytes;
   if (auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
   const Launch launch{dim3(static_cast<unsigned>(blocks)), dim3(threads), stream, bytes, 1, starts_early};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of slots of a mixture of experts, shared by moe_permute and moe_combine. Slot s of token t has number
-// t*topk + s; its position is the row that belongs to it, or -1.
+// The rows of slots of a mixture of experts, shared by moe_permute and moe_combine; embedding clears rows as they do.
+// Slot s of token t has number t*topk + s; its position is the row that belongs to it, or -1.
 #pragma once
 
 #include "cuda/findings.cuh"
@@ -71,14 +71,14 @@ void launch_sum_slot_rows(const T* from, int64_t n_rows, const int32_t* position
                                                          rows_are_aligned<T>({from, to}, hidden), to);
 }
 
-/// Row r of `to` becomes zeros where slot_of_row[r] is -1. A warp per row.
+/// Row r of `to` becomes zeros where used_by[r] is negative. A warp per row.
 template <typename Word>
-__global__ __launch_bounds__(kSlotThreads) void clear_unused_rows(const int32_t* __restrict__ slot_of_row, int64_t rows,
+__global__ __launch_bounds__(kSlotThreads) void clear_unused_rows(const int32_t* __restrict__ used_by, int64_t rows,
                                                                   int64_t words, Word* __restrict__ to) {
   constexpr int kRows = kSlotThreads / kWarp;
   const int lane = threadIdx.x % kWarp;
   for (int64_t row = int64_t{blockIdx.x} * kRows + threadIdx.x / kWarp; row < rows; row += int64_t{gridDim.x} * kRows) {
-    if (slot_of_row[row] >= 0) continue;  // the whole warp
+    if (used_by[row] >= 0) continue;  // the whole warp
     for (int64_t i = lane; i < words; i += kWarp) to[row * words + i] = Word{};
   }
 }
@@ -100,12 +100,12 @@ void with_row_words(int32_t dtype, std::initializer_list<const void*> tensors, i
 }
 
 /// Enqueues clear_unused_rows() for rows of `hidden` elements of `dtype`.
-inline void launch_clear_unused_rows(int32_t dtype, const int32_t* slot_of_row, int64_t rows, int64_t hidden, void* to,
+inline void launch_clear_unused_rows(int32_t dtype, const int32_t* used_by, int64_t rows, int64_t hidden, void* to,
                                      cudaStream_t stream) {
   if (rows == 0 || hidden == 0) return;
   with_row_words(dtype, {to}, hidden, [&]<typename Word>(TypeTag<Word>, int64_t words) {
     clear_unused_rows<Word>
-        <<<slot_blocks(rows * kWarp), kSlotThreads, 0, stream>>>(slot_of_row, rows, words, static_cast<Word*>(to));
+        <<<slot_blocks(rows * kWarp), kSlotThreads, 0, stream>>>(used_by, rows, words, static_cast<Word*>(to));
   });
 }
 

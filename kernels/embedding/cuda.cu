@@ -11,8 +11,8 @@
 //
 // Backward. Sorted tokens are cut into windows of 64. If an id's tokens lie in several windows, separate blocks sum
 // each window, so that a very frequent id does not wait for one block to read most of grad_y. Tokens are added in
-// ascending order, and the order of all sums follows from the ids alone. Rows that no token has become
-// zeros beside all that.
+// ascending order, and the order of all sums follows from the ids alone. The rows of ids without tokens are
+// set to 0 at the same time, on the call's own stream.
 #include <algorithm>
 #include <cub/device/device_radix_sort.cuh>
 
@@ -37,13 +37,13 @@ struct Sorted {
 
 /// Fills in the unsorted ids and token numbers, and 0 for each id that a token has.
 __global__ __launch_bounds__(kThreads) void number_tokens(const int64_t* __restrict__ token_ids, int64_t tokens,
-                                                          int64_t vocab, Sorted to, int32_t* __restrict__ used) {
+                                                          int64_t vocab, Sorted to, int32_t* __restrict__ used_by) {
   const int64_t token = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (token >= tokens) return;
   const int64_t id = token_ids[token];
   to.ids[token] = static_cast<unsigned>(id < 0 || id >= vocab ? vocab : id);  // IdCheck refuses ids outside
   to.tokens[token] = static_cast<unsigned>(token);
-  if (id >= 0 && id < vocab) used[id] = 0;
+  if (id >= 0 && id < vocab) used_by[id] = 0;
 }
 
 /// ranges[v] = begin and end of id v's tokens in `sorted`; untouched for an id without tokens.
@@ -176,7 +176,7 @@ size_t forward_bytes(const checkop_call*) { return kIdCheckBytes; }
 
 /// Layout of the backward pass's workspace, in bytes from its start; IdCheck uses the first bytes.
 struct WorkspaceLayout {
-  size_t ranges, used, unsorted, sorted, partials, scratch, scratch_bytes, bytes;
+  size_t ranges, used_by, unsorted, sorted, partials, scratch, scratch_bytes, bytes;
 
   explicit WorkspaceLayout(const EmbeddingShape& shape) {
     const auto tokens = static_cast<size_t>(shape.tokens), list = padded(tokens * sizeof(unsigned));
@@ -184,8 +184,8 @@ struct WorkspaceLayout {
     scratch_bytes = 0;
     if (tokens > 0) (void)sort(nullptr, scratch_bytes, {}, {}, shape, nullptr);
     ranges = kIdCheckBytes;
-    used = ranges + padded(static_cast<size_t>(shape.vocab) * sizeof(uint2));
-    unsorted = used + padded(static_cast<size_t>(shape.vocab) * sizeof(int32_t));
+    used_by = ranges + padded(static_cast<size_t>(shape.vocab) * sizeof(uint2));
+    unsorted = used_by + padded(static_cast<size_t>(shape.vocab) * sizeof(int32_t));
     sorted = unsorted + 2 * list;
     partials = sorted + 2 * list;
     scratch = partials + padded(windows * 2 * static_cast<size_t>(shape.hidden) * sizeof(float));
@@ -217,12 +217,13 @@ size_t backward_bytes(const checkop_call* call) {
 }
 
 /// Work on cudaStreamPerThread beside a call's stream.
-class Beside {
+class SideStream {
  public:
-  Beside() = default;
-  Beside(const Beside&) = delete;
-  Beside& operator=(const Beside&) = delete;
-  ~Beside() {
+  SideStream() = default;
+  SideStream(const SideStream&) = delete;
+  SideStream& operator=(const SideStream&) = delete;
+  ~SideStream() {
+    if (is_open_) (void)cudaStreamSynchronize(cudaStreamPerThread);  // its memory is the call's
     for (const cudaEvent_t event : {begun_, done_})
       if (event != nullptr) (void)cudaEventDestroy(event);
   }
@@ -231,20 +232,24 @@ class Beside {
     for (cudaEvent_t* event : {&begun_, &done_})
       if (auto error = cudaEventCreateWithFlags(event, cudaEventDisableTiming)) return error;
     if (auto error = cudaEventRecord(begun_, stream)) return error;
+    is_open_ = true;
     return cudaStreamWaitEvent(cudaStreamPerThread, begun_);
   }
   /// What `stream` is given from now on comes behind.
-  cudaError_t join(cudaStream_t stream) const {
+  cudaError_t join(cudaStream_t stream) {
     if (auto error = cudaEventRecord(done_, cudaStreamPerThread)) return error;
-    return cudaStreamWaitEvent(stream, done_);
+    if (auto error = cudaStreamWaitEvent(stream, done_)) return error;
+    is_open_ = false;
+    return cudaSuccess;
   }
 
  private:
   cudaEvent_t begun_ = nullptr, done_ = nullptr;
+  bool is_open_ = false;  ///< has work that no stream waits for
 };
 
-/// Rows of unused ids become zeros.
-cudaError_t launch_zeros(const int32_t* used, const EmbeddingShape& shape, const checkop_tensor& dweight,
+/// Rows of ids without tokens become zeros. used_by[id]: negative for these.
+cudaError_t launch_zeros(const int32_t* used_by, const EmbeddingShape& shape, const checkop_tensor& dweight,
                          cudaStream_t stream) {
   constexpr int kBlocksOfSM = 4;  // half of its threads: enough to write at full rate, and the sort finds room
   int device = 0, n_sms = 0;
@@ -253,7 +258,7 @@ cudaError_t launch_zeros(const int32_t* used, const EmbeddingShape& shape, const
   const unsigned blocks = std::min(slot_blocks(shape.vocab * kWarp), static_cast<unsigned>(kBlocksOfSM * n_sms));
   with_row_words(dweight.dtype, {dweight.data}, shape.hidden, [&]<typename Word>(TypeTag<Word>, int64_t words) {
     clear_unused_rows<Word>
-        <<<blocks, kSlotThreads, 0, stream>>>(used, shape.vocab, words, static_cast<Word*>(dweight.data));
+        <<<blocks, kSlotThreads, 0, stream>>>(used_by, shape.vocab, words, static_cast<Word*>(dweight.data));
   });
   return cudaGetLastError();
 }
@@ -299,21 +304,22 @@ checkop_status launch_backward(const checkop_call* call) {
     return cuda_status(call, cudaMemsetAsync(dweight.data, 0, bytes, stream), "clear the gradient");
   }
   if (auto status = id_check.begin()) return status;
-  auto* used = reinterpret_cast<int32_t*>(workspace + layout.used);
-  const auto used_bytes = static_cast<size_t>(shape.vocab) * sizeof(*used);
-  auto error = cudaMemsetAsync(used, 0xff, used_bytes, stream);
+  auto* used_by = reinterpret_cast<int32_t*>(workspace + layout.used_by);
+  const auto flag_bytes = static_cast<size_t>(shape.vocab) * sizeof(*used_by);
+  auto error = cudaMemsetAsync(used_by, 0xff, flag_bytes, stream);
   if (auto status = cuda_status(call, error, "number the tokens")) return status;
   const auto blocks = static_cast<unsigned>(ceil_div(shape.tokens, kThreads));
-  number_tokens<<<blocks, kThreads, 0, stream>>>(ids, shape.tokens, shape.vocab, unsorted, used);
+  number_tokens<<<blocks, kThreads, 0, stream>>>(ids, shape.tokens, shape.vocab, unsorted, used_by);
   if (auto status = launch_status(call, "number the tokens")) return status;
-  Beside beside;
-  if (auto status = cuda_status(call, beside.begin(stream), "sort the tokens")) return status;
-  if (auto status = cuda_status(call, launch_zeros(used, shape, dweight, stream), "clear the gradient")) return status;
+  SideStream side;
+  if (auto status = cuda_status(call, side.begin(stream), "sort the tokens")) return status;
+  if (auto status = cuda_status(call, launch_zeros(used_by, shape, dweight, stream), "clear the gradient"))
+    return status;
   size_t scratch_bytes = layout.scratch_bytes;
-  const auto other = cudaStreamPerThread;
-  error = WorkspaceLayout::sort(workspace + layout.scratch, scratch_bytes, unsorted, sorted, shape, other);
+  const cudaStream_t sums_stream = cudaStreamPerThread;
+  error = WorkspaceLayout::sort(workspace + layout.scratch, scratch_bytes, unsorted, sorted, shape, sums_stream);
   if (auto status = cuda_status(call, error, "sort the tokens")) return status;
-  find_ranges<<<blocks, kThreads, 0, other>>>(sorted.ids, shape.tokens, shape.vocab, ranges);
+  find_ranges<<<blocks, kThreads, 0, sums_stream>>>(sorted.ids, shape.tokens, shape.vocab, ranges);
   return with_float_type(grad_y.dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     const auto* grad = static_cast<const T*>(grad_y.data);
@@ -321,15 +327,15 @@ checkop_status launch_backward(const checkop_call* call) {
     const bool aligned = rows_are_aligned<T>({grad, out}, shape.hidden);
     const int64_t columns = ceil_div(ceil_div(shape.hidden, kGroupColumns<T>), kSumThreads);
     const dim3 windows(static_cast<unsigned>(ceil_div(shape.tokens, kWindow)), static_cast<unsigned>(columns), 2);
-    sum_windows<T><<<windows, kSumThreads, 0, other>>>(sorted, ranges, grad, shape.tokens, shape.vocab, shape.hidden,
-                                                       aligned, partials);
+    sum_windows<T><<<windows, kSumThreads, 0, sums_stream>>>(sorted, ranges, grad, shape.tokens, shape.vocab,
+                                                             shape.hidden, aligned, partials);
     if (auto status = launch_status(call, "sum windows of tokens")) return status;
     constexpr int64_t kMaxBlocks = int64_t{1} << 30;  // the kernel strides over the rest
     const auto sums = static_cast<unsigned>(std::min(shape.tokens * columns, kMaxBlocks));
-    sum_gradients<T><<<sums, kSumThreads, 0, other>>>(sorted, ranges, grad, partials, shape.tokens, shape.vocab,
-                                                      shape.hidden, columns, aligned, out);
+    sum_gradients<T><<<sums, kSumThreads, 0, sums_stream>>>(sorted, ranges, grad, partials, shape.tokens, shape.vocab,
+                                                            shape.hidden, columns, aligned, out);
     if (auto status = launch_status(call, "launch embedding backward")) return status;
-    if (auto status = cuda_status(call, beside.join(stream), "launch embedding backward")) return status;
+    if (auto status = cuda_status(call, side.join(stream), "launch embedding backward")) return status;
     return id_check.finish();
   });
 }

@@ -6,9 +6,10 @@
 //   dw: [experts, n_dim, k_dim] f32|bf16|f16, zero for an expert without rows     all contiguous
 //   Limits: rows < 2^31, fewer than 2^22 columns of dw. Offsets that do not start with 0, decrease, leave the rows or
 //   are no multiples of 128 are CHECKOP_FAILED. A call that is recorded into a graph can't refuse them: the replay
-//   makes dw 0. Workspace: 256 bytes, 8 for an expert and 16 for a tile of rows, of which there are rows / 64 + experts
-//   at most. Expected error: a chain of 128 additions for each block of rows, and of one addition for each block. The
-//   bits of dw[e] are those of a product of the expert's columns alone.
+//   makes dw 0.
+//   Workspace: 256 bytes, 8 for an expert and 16 for a tile of rows, of which there are rows / 64 + experts at most.
+//   Expected error: a chain of 128 additions for each block of rows, and of one addition for each block.
+//   The bits of dw[e] are those of a product of the expert's columns alone.
 #include "cuda/fp8_product.cuh"
 #include "gemm/grouped_rows.cuh"
 

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // grouped_fp8_block_gemm / cuda: tiles of 64 x 64 in fp32 units, one launch for all experts; portable CUDA.
-//   d[r] = sum_k (a[r] scale_a[r, k/128]) (b[e] scale_b[e, n/128, k/128]) for offsets[e] <= r < offsets[e + 1], zero
-//   from row offsets[experts] on a: [rows, k_dim] e4m3   scale_a: [rows, k_dim/128 rounded up] f32   b: [experts,
-//   n_dim, k_dim] e4m3 scale_b: [experts, n_dim/128, k_dim/128, both rounded up] f32   offsets: [experts + 1] i32 d:
-//   [rows, n_dim] f32|bf16|f16     all contiguous Limits: rows < 2^31, fewer than 2^22 columns of d. Offsets that do
-//   not start with 0, decrease or leave the rows are CHECKOP_FAILED. A call that is recorded into a graph can't refuse
-//   them: the replay makes d NaN. Workspace: 256 bytes, 8 for an expert and 16 for a tile of rows, of which there are
-//   rows / 64 + experts at most. Expected error: a chain of 128 additions for each block of columns of a, and of one
-//   addition for each block. The bits of a row are those of fp8_block_gemm of this row alone with its expert's codes.
+//   d[r] = sum_k (a[r] scale_a[r, k/128]) (b[e] scale_b[e, n/128, k/128]) for offsets[e] <= r < offsets[e + 1]
+//   d[r] = 0 from row offsets[experts] on
+//   a: [rows, k_dim] e4m3              scale_a: [rows, k_dim/128 rounded up] f32
+//   b: [experts, n_dim, k_dim] e4m3    scale_b: [experts, n_dim/128, k_dim/128, both rounded up] f32
+//   offsets: [experts + 1] i32         d: [rows, n_dim] f32|bf16|f16         all contiguous
+//   Limits: rows < 2^31, fewer than 2^22 columns of d. Offsets that do not start with 0, decrease or leave the rows
+//   are CHECKOP_FAILED. A call that is recorded into a graph can't refuse them: the replay makes d NaN.
+//   Workspace: 256 bytes, 8 for an expert and 16 for a tile of rows, of which there are rows / 64 + experts at most.
+//   Expected error: a chain of 128 additions for each block of columns of a, and of one addition for each block.
+//   The bits of a row are those of fp8_block_gemm of this row alone with its expert's codes.
 #include "cuda/fp8_product.cuh"
 #include "gemm/grouped_rows.cuh"
 

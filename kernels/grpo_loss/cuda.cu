@@ -4,7 +4,7 @@
 //   forward   policy_loss = sum of L/n over the n active tokens, kl likewise, loss = policy_loss + beta*kl; 0 if n = 0
 //   backward  dpolicy_logits[r,v] = c*((v == t) - softmax(policy[r])[v])
 //             c = g/n*(-A*ratio*[unclipped] - beta*expm1(d))
-//   A token is active if attention_mask and completion_mask are not 0; nothing of other tokens is read.
+//   A token is active if attention_mask and completion_mask are not 0; nothing of other tokens counts.
 //   policy_logits, ref_logits, dpolicy_logits: [batch, seq, vocab] f32|f16|bf16, contiguous
 //   action_ids: i64   masks: u8   old_logps, rewards[batch], grad_loss, loss, policy_loss, kl: f32
 //   group_boundaries: i64, may be absent
@@ -42,9 +42,10 @@ struct WorkspaceLayout {
   }
 };
 
-/// What all tokens need. The first block: divisor = number of active tokens, at least 1, since without active tokens
-/// every sum is 0. The others: advantages of one group per warp, relative to the first reward, so that equal rewards
-/// give exactly 0, although their computed mean could be an ulp off.
+/// What all tokens need. It uses nothing of the kernel before it, the search for bad ids. The first block: divisor =
+/// number of active tokens, at least 1, since without active tokens every sum is 0. The others: advantages of one group
+/// per warp, relative to the first reward, so that equal rewards give exactly 0, although their computed mean could be
+/// an ulp off.
 __global__ __launch_bounds__(kSumThreads) void prepare(const uint8_t* __restrict__ attention,
                                                        const uint8_t* __restrict__ completion, int64_t rows,
                                                        const float* __restrict__ rewards,
@@ -142,7 +143,10 @@ __global__ __launch_bounds__(kMaxBackwardThreads) void grpo_backward(PolicyInput
                                                                      T* __restrict__ dpolicy, int slots) {
   const int64_t row = blockIdx.x;
   T* __restrict__ dz = dpolicy + row * in.vocab;
-  if (!in.is_active(row)) return write_zeros(dz, in.vocab);
+  if (!in.is_active(row)) {
+    wait_for_kernel_before();  // what comes after this kernel may be given the workspace that prepare() writes
+    return write_zeros(dz, in.vocab);
+  }
   StepRing ring(slots);
   const Token token = read_token(ring, in, row);
   wait_for_kernel_before();

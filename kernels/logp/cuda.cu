@@ -136,7 +136,7 @@ checkop_status launch(const checkop_call* call, const LogpParams& params, const 
     const auto* grad_logp = static_cast<const float*>(call->inputs[2].data);
     auto* dlogits = static_cast<T*>(call->outputs[0].data);
     Parts parts;
-    auto error = find_parts<T>(params.vocab, parts);
+    auto error = find_parts<T>(logp_backward_held<T, Transform>, params.vocab, parts);
     if (error == cudaSuccess && parts.count > 0) {
       error = launch_held_rows(logp_backward_held<T, Transform>, params.rows, parts, stream, logits, ids, grad_logp,
                                params.ignored, params.vocab, transform, dlogits);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "emulation/common.hpp"
+#include "emulation/row_groups.hpp"
 #include "recipes.hpp"
 
 namespace checkop::emulation {
@@ -65,10 +66,8 @@ std::vector<double> sums_by_chunk(const EmulationArgs& args, const Matrix& dx, c
   std::vector<double> sums(static_cast<size_t>(dx.columns * y.columns));
   for (int64_t first = 0; first < dx.rows(); first += chunk_rows) {
     const int64_t end = std::min(first + chunk_rows, dx.rows());
-    const auto rows_of = [&](const Matrix& m) {
-      return Matrix{{m.values.begin() + first * m.columns, m.values.begin() + end * m.columns}, m.columns};
-    };
-    const Matrix chunk = rows_of(dx), other = rows_of(y), part = product(args, {chunk, true}, {other});
+    const Matrix chunk = rows_of(dx, first, end), other = rows_of(y, first, end),
+                 part = product(args, {chunk, true}, {other});
     for (size_t i = 0; i < sums.size(); ++i) sums[i] = of_sum(static_cast<float>(sums[i]) + of_part(part.values[i]));
   }
   return sums;

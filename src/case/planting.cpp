@@ -188,15 +188,15 @@ void plant_extreme_products(const Case& c, std::vector<Tensor>& tensors) {
   Tensor& queries = tensors[*query_at];
   const auto columns = static_cast<size_t>(queries.shape.back());
   const auto ids_at = find_fill(c, Fill::ids), weight_at = find_fill(c, Fill::weight);
-  // Element 0 is the same in all keys, so that element 0 of a query shifts all its products. It is a power of 2, large
-  // enough that fp16 holds the element of a query whose products lie below the masks.
-  const double shared = weight_at ? 1 : 16;
+  // Element 0 is the same in all keys, so that element 0 of a query shifts all its products. Attention divides by the
+  // root of the length: `shared` is a power of 2 that is no less, so that kBelowMasks is the most a query has to hold.
+  const double root = std::sqrt(static_cast<double>(columns)),
+               shared = weight_at ? 1 : std::exp2(std::ceil(std::log2(root)));
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i].name.empty() || (c.pass->inputs[i].fill != Fill::key && weight_at != i)) continue;
     for (int64_t at = 0; at < tensors[i].count(); at += queries.shape.back()) tensors[i].set(at, shared);
   }
-  // Attention divides by the root of the length.
-  const double one = weight_at ? 1 : std::sqrt(static_cast<double>(columns)) / shared;
+  const double one = weight_at ? 1 : root / shared;
   const auto kinds =
       !weight_at ? std::span(kOfKeys) : std::span(kOfWeight).first(std::size(kOfWeight) - (ids_at ? 0 : 1));
   for (int64_t row = 0; row < queries.count() / queries.shape.back(); ++row) {

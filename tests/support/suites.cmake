@@ -44,5 +44,8 @@ function(discover_suites each cost label filter)
     add_test("${name}" "${SUITES_PROGRAM}" "--gtest_filter=${pattern}")
     set_tests_properties("${name}" PROPERTIES LABELS "${label}" TIMEOUT ${timeout} COST ${cost}
                          WORKING_DIRECTORY "${SUITES_FOLDER}")
+    if(";${label};" MATCHES ";timed;")
+      set_tests_properties("${name}" PROPERTIES RUN_SERIAL TRUE)
+    endif()
   endforeach()
 endfunction()
