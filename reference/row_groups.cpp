@@ -68,7 +68,7 @@ RowGroups draw_row_groups(const FillArgs& args, std::initializer_list<std::strin
   for (int64_t& offset : offsets) offset *= align;
   Tensor& given = *args.find("offsets");
   store_integers(offsets, given);
-  const RowGroups groups(rows, given);
+  RowGroups groups(rows, given);
   for (const std::string_view name : of_rows)
     if (Tensor* const tensor = args.find(name); tensor != nullptr) plant_unused_rows(args, *tensor, groups.used_rows());
   return groups;

@@ -12,15 +12,15 @@ namespace checkop::emulation {
 
 inline constexpr int64_t kGroupTile = 8;  // rows
 
-inline constexpr FaultSpec kTileSpills{"tile_spills",
-                                       "the last tile of a group writes over the first rows of the next"};
+inline constexpr FaultSpec kGroupSpills{"tile_spills",
+                                        "the last tile of a group writes over the first rows of the next"};
 inline constexpr FaultSpec kPartialTileLost{"partial_tile_lost",
                                             "rows behind the last whole tile of a group are not computed"};
 inline constexpr FaultSpec kPreviousExpert{"previous_expert", "the first row of a group gets the expert before it"};
 inline constexpr FaultSpec kFirstExpertForAll{"first_expert_for_all", "all rows get the first expert"};
 inline constexpr FaultSpec kEmptyUncounted{"empty_uncounted",
                                            "experts without rows are passed over, and later ones move up"};
-inline constexpr FaultSpec kRestComputed{"rest_computed", "rows of no expert get the last one", "nonfinite"};
+inline constexpr FaultSpec kNoExpertComputed{"rest_computed", "rows of no expert get the last one", "nonfinite"};
 inline constexpr FaultSpec kRestCounted{"rest_counted", "rows of no expert count in the last one's gradient",
                                         "nonfinite"};
 inline constexpr FaultSpec kEmptyStale{"empty_stale",
@@ -28,8 +28,8 @@ inline constexpr FaultSpec kEmptyStale{"empty_stale",
 inline constexpr FaultSpec kNotReset{"not_reset", "an expert's gradient begins with that of the one before"};
 
 /// Faults of results by row.
-inline constexpr std::array kRowGroupFaults{kTileSpills,        kPartialTileLost, kPreviousExpert,
-                                            kFirstExpertForAll, kEmptyUncounted,  kRestComputed};
+inline constexpr std::array kRowGroupFaults{kGroupSpills,       kPartialTileLost, kPreviousExpert,
+                                            kFirstExpertForAll, kEmptyUncounted,  kNoExpertComputed};
 
 /// The rows of one expert as the emulated kernel sees them, and the matrix that it takes.
 struct Group {
@@ -53,7 +53,7 @@ inline std::vector<Group> groups_of(const Arithmetic& a, const std::vector<int64
 /// `rows`: of all groups, and of no expert.
 template <class Put>
 void for_each_part(const Arithmetic& a, std::vector<Group> groups, int64_t rows, const Put& put) {
-  if (a.has(kRestComputed.name)) groups.push_back({groups.back().end, rows, 0, groups.back().matrix});
+  if (a.has(kNoExpertComputed.name)) groups.push_back({groups.back().end, rows, 0, groups.back().matrix});
   for (const Group& group : groups) {
     const int64_t whole = group.first + (group.end - group.first) / kGroupTile * kGroupTile;
     put(group.first, a.has(kPartialTileLost.name) ? whole : group.end, group.matrix);
@@ -62,7 +62,7 @@ void for_each_part(const Arithmetic& a, std::vector<Group> groups, int64_t rows,
   }
   for (const Group& group : groups) {
     const int64_t tiles_end = group.first + (group.end - group.first + kGroupTile - 1) / kGroupTile * kGroupTile;
-    if (a.has(kTileSpills.name)) put(group.end, std::min(tiles_end, groups.back().end), group.matrix);
+    if (a.has(kGroupSpills.name)) put(group.end, std::min(tiles_end, groups.back().end), group.matrix);
   }
 }
 

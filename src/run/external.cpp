@@ -64,7 +64,7 @@ DeviceInfo read_device(const JsonValue& answer) {
 std::string digest_of(const JsonValue& answer, const std::string& command) {
   const auto said = answer.find("digest");
   if (!said) return command_digest(command);
-  const std::string digest = said->string();
+  std::string digest = said->string();
   uint64_t value = 0;
   const char* const end = digest.data() + digest.size();
   const auto [read, error] = std::from_chars(digest.data(), end, value, 16);
