@@ -62,7 +62,7 @@ void forward(const GoldArgs& args) {
   for (int64_t e = 0; e < groups.experts(); ++e)
     fp8_product::emit_product(args, 0, groups.first(e), rows_within(args.rows(0), groups.first(e), groups.count(e)),
                               groups.rows_of(e), groups.matrix(e), groups.n_dim);
-  emit_rest(args, 0, groups, groups.n_dim);
+  emit_rest(args, 0, groups.end());
 }
 
 void identities(const IdentityArgs& args) {

@@ -82,7 +82,7 @@ void forward(const GoldArgs& args) {
   const Groups groups = groups_of(args);
   for (int64_t e = 0; e < groups.experts(); ++e)
     emit_part(args, 0, groups.first(e), groups.part(args.in(kOfA), e), groups.matrix(args.in(kOfB), e, true));
-  emit_rest(args, 0, groups, groups.n_dim);
+  emit_rest(args, 0, groups.end());
 }
 
 /// Gold of grouped_gemm's gradients.
@@ -96,7 +96,7 @@ void backward(const GoldArgs& args) {
     emit_part(args, 0, groups.first(e), groups.part(args.in(kOfGradC), e), groups.matrix(args.in(kOfB), e));
     emit_part(args, 1, e * groups.n_dim, groups.part(args.in(kOfGradC), e, true), groups.part(args.in(kOfA), e));
   }
-  emit_rest(args, 0, groups, groups.k_dim);
+  emit_rest(args, 0, groups.end());
 }
 
 /// Models rows [first, first + rows of x) of output `index` = x y.

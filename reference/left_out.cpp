@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <numeric>
 
 #include "base/error.hpp"
 #include "policy.hpp"
@@ -39,6 +41,15 @@ double bytes_left_out(const Tensor& per_row, const std::vector<char>& used) {
   if (used.empty()) return 0;
   const auto idle = static_cast<double>(std::count(used.begin(), used.end(), 0));
   return static_cast<double>(per_row.bytes.size()) * idle / static_cast<double>(used.size());
+}
+
+void emit_rest(const GoldArgs& args, int index, int64_t end, double value) {
+  const Shape& shape = args.output_shapes[static_cast<size_t>(index)];
+  const int64_t columns = std::accumulate(shape.begin() + 1, shape.end(), int64_t{1}, std::multiplies());
+  const std::vector<double> zeros(static_cast<size_t>(columns)), values(zeros.size(), value);
+  args.for_rows(index, shape[0], [&](int64_t row) {
+    if (row >= end) args.sink({index, row, 1, columns, values.data(), zeros.data(), zeros.data()});
+  });
 }
 
 void plant_payload(const FillArgs& args, Tensor& tensor, int64_t columns, int64_t row, uint64_t kind, double largest) {

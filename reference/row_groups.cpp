@@ -51,13 +51,6 @@ std::vector<int64_t> rows_within(const RowSet& rows, int64_t first, int64_t coun
   return within;
 }
 
-void emit_rest(const GoldArgs& args, int index, const RowGroups& groups, int64_t columns) {
-  const std::vector<double> zeros(static_cast<size_t>(columns));
-  args.for_rows(index, groups.rows, [&](int64_t row) {
-    if (row >= groups.end()) args.sink({index, row, 1, columns, zeros.data(), zeros.data(), zeros.data()});
-  });
-}
-
 RowGroups draw_row_groups(const FillArgs& args, std::initializer_list<std::string_view> of_rows, int64_t align) {
   const int64_t rows = args.dim("rows"), experts = args.dim("experts"), units = rows / align;
   const int64_t left_out = args.ignored_every == 0 ? 0 : units / (2 * args.ignored_every);

@@ -31,9 +31,6 @@ struct RowGroups {
 /// Those of `rows` that lie in [first, first + count), counted from `first` on.
 std::vector<int64_t> rows_within(const RowSet& rows, int64_t first, int64_t count);
 
-/// Emits zeros in the rows of output `index` behind those of all experts.
-void emit_rest(const GoldArgs& args, int index, const RowGroups& groups, int64_t columns);
-
 /// Draws `offsets` with the loads that routing produces: one expert has about half of all rows, some have none. If rows
 /// are to be left out, some rows at the end belong to no expert, and hold payloads in the tensors `of_rows`. Groups
 /// begin at multiples of `align`.

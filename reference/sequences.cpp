@@ -144,15 +144,6 @@ void emit_sequence(const GoldArgs& args, const GoldRows& block, int64_t heads, c
              by_token(block.rounding), by_token(block.spread), by_token(block.deviation)});
 }
 
-void emit_rest(const GoldArgs& args, int index, int64_t end, double value) {
-  const Shape& shape = args.output_shapes[static_cast<size_t>(index)];
-  int64_t columns = 1;
-  for (size_t d = 1; d < shape.size(); ++d) columns *= shape[d];
-  const std::vector<double> zeros(static_cast<size_t>(columns)), values(zeros.size(), value);
-  for (int64_t token = end; token < shape[0]; ++token)
-    args.sink({index, token, 1, columns, values.data(), zeros.data(), zeros.data()});
-}
-
 void SinkGradients::take(int64_t sequence, const GoldRows& rows) {
   const auto copy = [&](const double* from) {
     return from == nullptr ? std::vector<double>() : std::vector<double>(from, from + rows.n_rows * rows.columns);

@@ -62,9 +62,6 @@ class SinkGradients {
   std::vector<OfSequence> of_sequences_;
 };
 
-/// Emits `value` for the tokens of output `index` from token `end` on.
-void emit_rest(const GoldArgs& args, int index, int64_t end, double value = 0);
-
 /// Runs body(sequences, threads) for batches of sequences, until each that has a query or a key had its turn: long ones
 /// by themselves and with all threads, the others side by side.
 void for_sequences(const GoldArgs& args, const SequenceBounds& queries, const SequenceBounds& keys,

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "attention.hpp"
+#include "left_out.hpp"
 #include "rearranged.hpp"
 #include "sequences.hpp"
 

@@ -99,13 +99,13 @@ void with_row_words(int32_t dtype, std::initializer_list<const void*> tensors, i
   }
 }
 
-/// Enqueues clear_unused_rows() for rows of `hidden` elements of `dtype`.
+/// Enqueues clear_unused_rows() for rows of `hidden` elements of `dtype`, in no more than `most_blocks` blocks.
 inline void launch_clear_unused_rows(int32_t dtype, const int32_t* used_by, int64_t rows, int64_t hidden, void* to,
-                                     cudaStream_t stream) {
+                                     cudaStream_t stream, unsigned most_blocks = std::numeric_limits<unsigned>::max()) {
   if (rows == 0 || hidden == 0) return;
+  const unsigned needed = slot_blocks(rows * kWarp), blocks = needed < most_blocks ? needed : most_blocks;
   with_row_words(dtype, {to}, hidden, [&]<typename Word>(TypeTag<Word>, int64_t words) {
-    clear_unused_rows<Word>
-        <<<slot_blocks(rows * kWarp), kSlotThreads, 0, stream>>>(used_by, rows, words, static_cast<Word*>(to));
+    clear_unused_rows<Word><<<blocks, kSlotThreads, 0, stream>>>(used_by, rows, words, static_cast<Word*>(to));
   });
 }
 

@@ -255,11 +255,8 @@ cudaError_t launch_zeros(const int32_t* used_by, const EmbeddingShape& shape, co
   int device = 0, n_sms = 0;
   if (auto error = cudaGetDevice(&device)) return error;
   if (auto error = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device)) return error;
-  const unsigned blocks = std::min(slot_blocks(shape.vocab * kWarp), static_cast<unsigned>(kBlocksOfSM * n_sms));
-  with_row_words(dweight.dtype, {dweight.data}, shape.hidden, [&]<typename Word>(TypeTag<Word>, int64_t words) {
-    clear_unused_rows<Word>
-        <<<blocks, kSlotThreads, 0, stream>>>(used_by, shape.vocab, words, static_cast<Word*>(dweight.data));
-  });
+  launch_clear_unused_rows(dweight.dtype, used_by, shape.vocab, shape.hidden, dweight.data, stream,
+                           static_cast<unsigned>(kBlocksOfSM * n_sms));
   return cudaGetLastError();
 }
 
