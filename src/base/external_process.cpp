@@ -71,12 +71,7 @@ void send_with(int socket, const std::string& text, const std::vector<int>& desc
 
 /// Lets a simple command replace its shell (`exec`), so that its signals and its closed output are seen directly, not
 /// the shell's version of them.
-std::string without_shell(const std::string& command) {
-  const std::string first = command.substr(0, command.find(' '));
-  const bool simple = command.find_first_of(";&|()<>\n") == std::string::npos && !first.empty() &&
-                      first.find('=') == std::string::npos && first != "exec" && first != "!";
-  return simple ? "exec " + command : command;
-}
+std::string without_shell(const std::string& command) { return replaces_shell(command) ? "exec " + command : command; }
 
 /// This process's environment, with `changed` variables.
 std::vector<std::string> environment_with(std::vector<std::string> changed) {
@@ -148,6 +143,12 @@ std::string last_words(const std::string& stderr_file) {
   std::string words = fmt::format("{}", fmt::join(lines, " | "));
   if (words.size() > kLongestWords) words = "..." + words.substr(words.size() - kLongestWords);
   return fmt::format("; it wrote: '{}'", words);
+}
+
+bool replaces_shell(const std::string& command) {
+  const std::string first = command.substr(0, command.find(' '));
+  return command.find_first_of(";&|()<>\n") == std::string::npos && !first.empty() &&
+         first.find('=') == std::string::npos && first != "exec" && first != "!";
 }
 
 LineProcess::LineProcess(const std::string& command, const std::string& stderr_file,

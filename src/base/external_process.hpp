@@ -87,6 +87,9 @@ struct Confinement {
   std::vector<std::string> variables;  ///< NAME=VALUE, in place of its parent's
 };
 
+/// Whether the shell that runs a command is replaced by it, so that both are one process.
+bool replaces_shell(const std::string& command);
+
 /// Runs a command in a shell. The process dies with its parent and belongs to the parent's process group.
 class LineProcess : public LinePeer {
  public:

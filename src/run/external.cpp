@@ -253,6 +253,10 @@ std::vector<std::string> names_of_outputs(const Pass& pass) {
 constexpr const char* kCaches[] = {"TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "CUDA_CACHE_PATH", "TORCH_EXTENSIONS_DIR",
                                    "TORCHINDUCTOR_CACHE_DIR"};
 
+bool may_use_gpu(const ExternalCommand& command) {
+  return command.device != "cpu" && (command.device != "auto" || access("/dev/nvidiactl", F_OK) == 0);
+}
+
 /// The process reads what the user may read and writes to a folder of its own.
 Confinement confinement_of(const ExternalCommand& command, const std::string& own_folder) {
   Confinement confinement;
@@ -262,6 +266,7 @@ Confinement confinement_of(const ExternalCommand& command, const std::string& ow
   rules.hidden = command.hidden;
   rules.writable = {own_folder};
   rules.untouchable = {getpid(), getppid()};
+  rules.uses_cuda = may_use_gpu(command);
   confinement.variables.push_back("TMPDIR=" + own_folder);
   for (const std::string name : kCaches) {
     if (const std::string given = environment_variable(name.c_str()); !given.empty()) {
@@ -279,8 +284,8 @@ Confinement confinement_of(const ExternalCommand& command, const std::string& ow
 
 bool can_be_confined(const ExternalCommand& command) {
   if (command.command.empty()) return false;
-  // The driver opens devices and sockets, and maps more memory than there is.
-  return command.device == "cpu" || (command.device == "auto" && access("/dev/nvidiactl", F_OK) != 0);
+  // The driver writes the names of its threads, and the sandbox lets only the process do that which it was made for.
+  return !may_use_gpu(command) || replaces_shell(command.command);
 }
 
 std::string ExternalCommand::flag() const {
@@ -298,7 +303,8 @@ External::External(const ExternalCommand& command, int socket)
     std::optional<Confinement> confinement;
     if (command.is_confined) confinement = confinement_of(command, own_folder_);
     auto process = std::make_unique<LineProcess>(command.command, stderr_file(command), confinement);
-    if (command.is_confined) confined_ = process->id();
+    // With a GPU it maps more memory than there is.
+    if (command.is_confined && !may_use_gpu(command)) confined_ = process->id();
     process_ = std::move(process);
   } else if (LineSocket::is_socket(socket)) {
     process_ = std::make_unique<LineSocket>(socket);

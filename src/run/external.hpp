@@ -49,7 +49,7 @@ class External {
   /// Call it once.
   std::unique_ptr<Device> take_device() { return std::move(device_); }
 
-  /// Private memory of a process that is confined; 0 of others.
+  /// Private memory of a process that is confined on the CPU; 0 of others.
   uint64_t memory() const;
   /// Limits memory() to `has` + `bytes`.
   void limit_memory(uint64_t has, uint64_t bytes);
@@ -75,7 +75,7 @@ class External {
   std::string folder_;  ///< of inputs; the process writes to none but `own_folder_`
   std::string own_folder_;
   std::unique_ptr<LinePeer> process_;
-  pid_t confined_ = 0;                    ///< the process, if it is confined
+  pid_t confined_ = 0;                    ///< the process, if it is confined and its memory is limited
   bool outlives_us_ = false;              ///< the other end of a socket, which earlier workers may have asked
   std::unique_ptr<Device> device_;        ///< until take_device()
   std::shared_ptr<SharedMemory> shared_;  ///< nullptr with files

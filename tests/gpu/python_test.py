@@ -55,6 +55,14 @@ class OnGpu(unittest.TestCase):
         self.assertTrue(report, report)
         self.assert_no_byte_was_copied(report)
 
+    def test_the_sandbox_leaves_the_gpu_alone(self):
+        report = ask(triton_kernels.reaches_out)
+        self.assertTrue(report, report)
+        self.assert_no_byte_was_copied(report)
+        for what, attempt in triton_kernels.try_to_reach_out().items():  # where nothing refuses them they succeed
+            with self.subTest(what):
+                attempt()
+
     def test_memory_is_observed(self):
         for fn, sentence in {
             triton_kernels.writes_past_its_output: "output 'y': 1 element changed behind its end, first at +0",
