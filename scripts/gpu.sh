@@ -118,7 +118,7 @@ sanitizer_row() {
     trouble
     grep -E '^=========' "$log" | head -n 15
   else
-    result="clean, verdict $(meaning "$rc"), $(grep -cE '^\[ +(OK|FAILED) +\] [a-z_]+/' "$log" || true) checks"
+    result="clean, verdict $(meaning "$rc"), $(grep -cE '^\[ +(OK|FAILED) +\] [a-z0-9_]+/' "$log" || true) checks"
     ((rc <= 1)) || trouble
   fi
   row "sanitizer-$name" "$result" - "$(basename "$log")"

@@ -5,6 +5,8 @@ from the summaries.
 
   results.py digests                        prints the digest of every CUDA kernel of the tree as JSON: {"logp/cuda": "..."}
   results.py summarize DIR [--into FILE]    merges the output of scripts/gpu.sh in DIR into the summary FILE, or prints the summary
+  results.py prune                          removes rows of verdicts that are older than their kernels where the summary of another device
+                                            of the same architecture has a present row for them
   results.py page [--check]                 writes both pages; with --check exits 1 if one does not match the summaries
 
 Every row of a summary has the date of the measurement and the digest of its kernel: `kernels_digest` covers the candidate's source and every
@@ -45,6 +47,7 @@ KEYS = {
     "frameworks": ("candidate", "op", "pass", "contract", "fault"),
     "tests": ("name",),
 }
+VERDICTS = ("checks", "sanitizers")  # sections that hold for every device of an architecture; times hold for one device
 FAILED = ("fail", "vacuous", "error", "timeout", "xpass")  # verdicts, without the part after a colon
 
 
@@ -195,11 +198,15 @@ class Folder:
             if ranks:
                 self.add_ranks(report, cases, *map(int, ranks.groups()))
         for (name, op, direction, candidate, dtype), (reports, cases) in groups.items():
+            verdicts = count_verdicts(cases)
+            if set(verdicts) == {"unsupported"}:  # nothing was judged
+                continue
+            rooms = {"wide": headroom(cases, False), "narrow": headroom(cases, True)}
             self.add("checks", op, candidate, max(report["volatile"]["started"] for report in reports),
-                     **{"pass": direction}, dtype=dtype, suite=name, checks=len(cases), verdicts=count_verdicts(cases),
-                     least_headroom={"wide": headroom(cases, False), "narrow": headroom(cases, True)},
+                     **{"pass": direction}, dtype=dtype, suite=name, checks=len(cases), verdicts=verdicts,
+                     least_headroom={kind: room for kind, room in rooms.items() if room is not None},
                      largest=largest(cases), contract=reports[0]["contract"]["hash"],
-                     complete=all(report["complete"] for report in reports))
+                     **({} if all(report["complete"] for report in reports) else {"complete": False}))
 
     def add_ranks(self, report, cases, gpus, rows, hidden, vocab):
         outputs = {output["name"]: output for _, case in cases for output in case["outputs"]}
@@ -675,11 +682,11 @@ def checks_cell(rows):
         return "-"
     rooms = ""
     for kind, text in (("wide", " {}"), ("narrow", " ({})")):
-        values = [row["least_headroom"][kind] for row in rows if row["least_headroom"][kind] is not None]
+        values = [row["least_headroom"][kind] for row in rows if kind in row["least_headroom"]]
         if values:
             numbers = [value for value in values if value != "exact"]
             rooms += text.format(f"{min(numbers):.3g}x" if numbers else "exact")
-    cut = "" if all(row["complete"] for row in rows) else ", **the run ended early**"
+    cut = "" if all(row.get("complete", True) for row in rows) else ", **the run ended early**"
     return verdicts_text(total(rows)) + cut + (";" + rooms if rooms else "")
 
 
@@ -739,14 +746,41 @@ def bits_cell(row):
 
 
 # --- the command line -----------------------------------------------------------------------------------------------------
+def read_summaries(root):
+    folder = os.path.join(root, RESULTS)
+    names = sorted(name[:-len(".json")] for name in os.listdir(folder) if name.endswith(".json"))
+    return {name: read_summary(os.path.join(folder, f"{name}.json")) for name in names}
+
+
+def write_summary(path, summary):
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(as_text(summary))
+
+
+def prune(options):
+    summaries, digests = read_summaries(options.root), kernel_digests(options.root)
+    architecture = lambda name: summaries[name]["device"].get("arch_key")
+    for name, summary in summaries.items():
+        removed = 0
+        for section in VERDICTS:
+            present = {key_of(section, row) for other in summaries if architecture(other) == architecture(name)
+                       for row in summaries[other].get(section, []) if row.get("result") != "no summary" and not older(row, digests)}
+            rows = summary.get(section, [])
+            summary[section] = [row for row in rows if not older(row, digests) or key_of(section, row) not in present]
+            removed += len(rows) - len(summary[section])
+        if removed:
+            path = os.path.join(RESULTS, f"{name}.json")
+            write_summary(os.path.join(options.root, path), summary)
+            print(f"results.py: removed {removed} older rows from {path}")
+
+
 def summarize(options):
     path = options.into
     summary = merged(read_summary(path) if path and os.path.exists(path) else None, Folder(options.folder))
     if not path:
         print(as_text(summary), end="")
         return
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(as_text(summary))
+    write_summary(path, summary)
     print(f"results.py: wrote {path}: {', '.join(f'{len(summary[section])} {section}' for section in KEYS)}")
 
 
@@ -759,10 +793,7 @@ def with_part(text, part):
 
 
 def page(options):
-    folder = os.path.join(options.root, RESULTS)
-    names = sorted(name[:-len(".json")] for name in os.listdir(folder) if name.endswith(".json"))
-    summaries = {name: read_summary(os.path.join(folder, f"{name}.json")) for name in names}
-    pages = Page(summaries, kernel_digests(options.root))
+    pages = Page(read_summaries(options.root), kernel_digests(options.root))
     for path, text_of in ((PAGE, lambda present: pages.text()), (RECIPES_PAGE, lambda present: with_part(present, pages.recipes()))):
         place, present = os.path.join(options.root, path), ""
         if os.path.exists(place):
@@ -788,6 +819,7 @@ def main():
     command.add_argument("folder", metavar="DIR", help="what scripts/gpu.sh wrote")
     command.add_argument("--into", metavar="FILE", help="summary to merge into, made where there is none")
     command.set_defaults(run=summarize)
+    commands.add_parser("prune").set_defaults(run=prune)
     command = commands.add_parser("page")
     command.add_argument("--check", action="store_true", help="write nothing; exit 1 where the page is another")
     command.set_defaults(run=page)

@@ -151,10 +151,16 @@ class Summaries(Results):
         fp32, bf16 = sorted(summary["checks"], key=lambda row: row["checks"])
         self.assertEqual(bf16, {
             "op": "logp", "candidate": "cuda", "pass": "forward", "dtype": "bf16", "suite": "smoke", "checks": 4,
-            "verdicts": {"fail: invariance": 1, "pass": 2, "unsupported": 1}, "least_headroom": {"wide": 1.5, "narrow": None},
-            "largest": {"batch": 1, "seq": 9}, "contract": "0123456789abcdef", "complete": True, "kernels_digest": self.digest(),
+            "verdicts": {"fail: invariance": 1, "pass": 2, "unsupported": 1}, "least_headroom": {"wide": 1.5},
+            "largest": {"batch": 1, "seq": 9}, "contract": "0123456789abcdef", "kernels_digest": self.digest(),
             "date": "2026-01-02T03:04:05Z"})
-        self.assertEqual(fp32["least_headroom"], {"wide": "exact", "narrow": None})
+        self.assertEqual(fp32["least_headroom"], {"wide": "exact"})
+
+    def test_have_no_row_where_nothing_was_judged_and_say_where_a_run_ended_early(self):
+        unsupported = case("unsupported", "unsupported", dtype="fp32", outputs=[])
+        self.write_raw("report-smoke.json", report([unsupported, case()], complete=False))
+        row, = self.summarize()["checks"]
+        self.assertEqual((row["dtype"], row["complete"]), ("bf16", False))
 
     def test_add_up_the_parts_of_one_run(self):
         for part in (0, 1):
@@ -348,6 +354,35 @@ class Page(Results):
         rows = re.findall(r"^\| logp forward \|.*$", self.page(), re.M)
         self.assertEqual([("1 pass" in row, "1 fail: accuracy" in row, "older than" in row) for row in rows],
                          [(False, True, False), (True, False, True)])
+
+    def test_prune_keeps_what_no_other_device_has_shown_of_the_present_kernel(self):
+        silu = [{**case(), "op": "silu"}]
+        sanitizer_log = "check_operator --op logp --candidate cuda\n========= ERROR SUMMARY: 0 errors\n"
+        self.write_raw("report-smoke.json", report([case(), case(dtype="fp32")]))
+        self.write_raw("report-sm90.json", report(silu, "cuda-sm90"))
+        self.write_raw("bench-logp.jsonl", json.dumps(record("cuda", 1.0)) + "\n")
+        self.write_raw("sanitizer-logp-memcheck.log", sanitizer_log)
+        self.write_raw("sanitizer-logp-racecheck.log", sanitizer_log)
+        before = self.summarize()
+        self.edit("kernels/logp/cuda.cu", "a + +b", "b + +a")
+        for name in os.listdir(self.folder):
+            os.remove(os.path.join(self.folder, name))
+        self.write_raw("kernels.json", self.run_script("digests"))
+        self.write_raw("sanitizer-logp-memcheck.log", sanitizer_log)
+        self.write_raw("sanitizer-logp-racecheck.log", "check_operator --op logp --candidate cuda\n")  # ran out of time
+        for architecture, removed in (("sm80", 0), ("sm90", 2)):
+            other = report([case("fail", "accuracy"), case(seq=9)], device={**DEVICE, "name": "H100", "arch_key": architecture})
+            self.write_raw("report-smoke.json", other)
+            path = os.path.join(os.path.dirname(self.summary), f"{architecture}.json")
+            self.run_script("summarize", self.folder, "--into", path)
+            self.run_script("prune")
+            with open(self.summary, encoding="utf-8") as file:
+                after = json.load(file)
+            count = lambda summary: sum(len(rows) for rows in summary.values() if isinstance(rows, list))
+            self.assertEqual(count(after), count(before) - removed, architecture)
+        self.assertEqual([(row["op"], row["dtype"]) for row in after["checks"]], [("logp", "fp32"), ("silu", "bf16")])
+        self.assertEqual([row["tool"] for row in after["sanitizers"]], ["racecheck"])
+        self.assertEqual(after["bench"], before["bench"])
 
     def test_marks_rows_whose_kernel_nobody_knows(self):
         os.remove(os.path.join(self.folder, "kernels.json"))
