@@ -16,9 +16,9 @@
 
 #include "base/clock.hpp"
 #include "case/rank_parts.hpp"
-#include "run/bound.hpp"
 #include "run/plugin_host.hpp"
 #include "run/stage.hpp"
+#include "run/time_bound.hpp"
 
 namespace checkop {
 namespace {
@@ -293,8 +293,8 @@ void Timing::time_burst() {
 
 void Timing::hold_to_bounds(Contender& contender) const {
   if (!contender.is_ok()) return;
-  std::vector<Bound> bounds;
-  for (const SeenPasses& passes : contender.passes) bounds.push_back(bound_of(passes));
+  std::vector<TimeBound> bounds;
+  for (const SeenPasses& passes : contender.passes) bounds.push_back(time_bound_of(passes));
   contender.run->overruled = overrule(contender.run->burst_ms, bounds);
 }
 
@@ -371,7 +371,7 @@ void Timing::bound_burst(Contender& contender) {
   const auto first_data = [](size_t) { return size_t{0}; };
   SeenPasses single;
   for (int i = 0; i < kWarmUps; ++i) see_pass(contender, {contender.burst.get()}, first_data, recorded, single);
-  const double launch_ms = std::max(kLeastLaunchMs, bound_of(single).ms);
+  const double launch_ms = std::max(kLeastLaunchMs, time_bound_of(single).ms);
   const size_t most_passes = launch_ms > kLongLaunchMs ? 2 : 8;
   auto wanted = static_cast<size_t>(
       std::clamp(std::ceil(kPassMs / launch_ms), 1.0, static_cast<double>(most_launches(*contender.burst))));

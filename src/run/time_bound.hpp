@@ -18,16 +18,16 @@ struct SeenPasses {
 };
 
 /// What follows from them for one launch.
-struct Bound {
+struct TimeBound {
   double least_ms;  ///< that an honest candidate tells
   double ms;        ///< by the judge's clock
 };
-Bound bound_of(const SeenPasses& passes);
+TimeBound time_bound_of(const SeenPasses& passes);
 
 /// What two times of a pass may differ by, besides their launches.
 inline constexpr double kAroundMs = 0.02;
 
 /// Puts the judge's time in the place of each one that is below a bound. Returns of how many.
-int64_t overrule(std::vector<double>& claimed_ms, const std::vector<Bound>& bounds);
+int64_t overrule(std::vector<double>& claimed_ms, const std::vector<TimeBound>& bounds);
 
 }  // namespace checkop

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arithmetic of bounds.
-#include "run/bound.hpp"
+#include "run/time_bound.hpp"
 
 #include <algorithm>
 #include <optional>
@@ -9,7 +9,7 @@
 
 namespace checkop {
 
-Bound bound_of(const SeenPasses& passes) {
+TimeBound time_bound_of(const SeenPasses& passes) {
   constexpr double kTolerance = 0.1;  // in a row, launches find the clock of the GPU, and its memory, a little slower
   const auto launches = static_cast<double>(passes.launches);
   const double around = quantile(passes.empty_ms, 0.5);
@@ -19,11 +19,11 @@ Bound bound_of(const SeenPasses& passes) {
   return {(1 - kTolerance) * (seen - kAroundMs - noise) / launches - passes.written_ms, seen / launches};
 }
 
-int64_t overrule(std::vector<double>& claimed_ms, const std::vector<Bound>& bounds) {
+int64_t overrule(std::vector<double>& claimed_ms, const std::vector<TimeBound>& bounds) {
   int64_t n = 0;
   for (double& ms : claimed_ms) {
     std::optional<double> judged;
-    for (const Bound& bound : bounds)
+    for (const TimeBound& bound : bounds)
       if (!(ms >= bound.least_ms)) judged = std::max(judged.value_or(bound.ms), bound.ms);
     if (!judged) continue;
     ms = *judged;

@@ -9,8 +9,8 @@
 #include "base/paths.hpp"
 #include "case/inputs.hpp"
 #include "run/bench.hpp"
-#include "run/bound.hpp"
 #include "run/plugin_host.hpp"
+#include "run/time_bound.hpp"
 #include "support/built.hpp"
 #include "support/device_helper.hpp"
 #include "support/run_helper.hpp"
@@ -20,22 +20,22 @@ namespace checkop::bound_test {
 namespace {
 
 TEST(BenchBound, LaunchesOfAPassShareWhatIsAround) {
-  const Bound one = bound_of({1, {1.52}, {0.5, 0.5, 0.5}});
+  const TimeBound one = time_bound_of({1, {1.52}, {0.5, 0.5, 0.5}});
   EXPECT_NEAR(one.ms, 1.02, 1e-12);
   EXPECT_NEAR(one.least_ms, 0.9 * 1, 1e-12);
-  const Bound ten = bound_of({10, {1.52}, {0.5, 0.5, 0.5}});
+  const TimeBound ten = time_bound_of({10, {1.52}, {0.5, 0.5, 0.5}});
   EXPECT_NEAR(ten.ms, 0.102, 1e-12);
   EXPECT_NEAR(ten.least_ms, 0.9 * 0.1, 1e-12);
 }
 
 TEST(BenchBound, LeastPassCountsAndTheNoiseOfEmptyOnesIsAllowed) {
-  const Bound bound = bound_of({1, {9, 1.72, 3}, {0.4, 0.4, 0.5, 0.6, 0.6}});  // q20 0.4, q80 0.6
+  const TimeBound bound = time_bound_of({1, {9, 1.72, 3}, {0.4, 0.4, 0.5, 0.6, 0.6}});  // q20 0.4, q80 0.6
   EXPECT_NEAR(bound.ms, 1.22, 1e-12);
   EXPECT_NEAR(bound.least_ms, 0.9 * 1, 1e-12);
 }
 
 TEST(BenchBound, WritingBackIsAllowedWhereLaunchesFollowEachOther) {
-  EXPECT_NEAR(bound_of({10, {1.52}, {0.5}, 0.03}).least_ms, 0.06, 1e-12);
+  EXPECT_NEAR(time_bound_of({10, {1.52}, {0.5}, 0.03}).least_ms, 0.06, 1e-12);
 }
 
 TEST(BenchBound, TimesBelowABoundAreTheJudges) {
