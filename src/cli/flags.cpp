@@ -238,12 +238,17 @@ void add_json_option(CLI::App& app, RunOptions& run, const std::string& help) {
 }
 
 /// The forms that are made of a JSON report.
-void add_form_options(CLI::App& app, ReportForms& forms) {
-  app.add_option("--junit", forms.junit, "write JUnit XML, for CI servers")->type_name("FILE")->group("Reports");
-  app.add_option("--markdown", forms.markdown, "write a summary in Markdown")->type_name("FILE")->group("Reports");
-  app.add_option("--html", forms.html, "write a page for people, with maps of the errors")
-      ->type_name("FILE")
-      ->group("Reports");
+void add_form_options(CLI::App& app, ReportFiles& files) {
+  for (const ReportForm& form : report_forms()) {
+    app.add_option_function<std::string>(
+           form.flag,
+           [&files, &form](const std::string& file) {
+             if (!file.empty()) files[form.flag] = file;
+           },
+           form.help)
+        ->type_name("FILE")
+        ->group("Reports");
+  }
 }
 
 /// Where a run's report goes, and in which forms.

@@ -156,13 +156,11 @@ void refuse_idle_flags(const RunOptions& run) {
       refuse(flag, "has no effect without --input-mode constant", "add it, or leave the value out");
     }
   }
-  std::set<std::string> files_written;
-  for (const auto& [flag, file] : {std::pair<std::string, const std::string&>{"--json", run.json_file},
-                                   {"--junit", run.forms.junit},
-                                   {"--markdown", run.forms.markdown},
-                                   {"--html", run.forms.html}}) {
-    if (!file.empty() && !files_written.insert(file).second)
-      refuse(flag, fmt::format("another report goes to '{}' too", file), "give each a file of its own");
+  std::set<std::string> files_written{run.json_file};
+  for (const ReportForm& form : report_forms()) {
+    const auto file = run.forms.find(form.flag);
+    if (file != run.forms.end() && !files_written.insert(file->second).second)
+      refuse(form.flag, fmt::format("another report goes to '{}' too", file->second), "give each a file of its own");
   }
   if (run.has("--exec-name") && !run.has("--exec") && !run.has("--exec-fd") && !run.has("--py") &&
       !run.has("--torch-op"))
@@ -180,9 +178,9 @@ void refuse_idle_flags(const RunOptions& run) {
   if (run.no_isolate && run.has("--timeout-s"))
     refuse("--timeout-s", "has no effect with --no-isolate: this process cannot stop itself", "leave one of them out");
   if (!run.has("--replay")) return;
-  const std::set<std::string> useful{"--replay", "--contract",  "--arch-key", "--force-arch-key",
-                                     "--json",   "--junit",     "--markdown", "--html",
-                                     "--github", "--no-github", "--color",    "--threads"};
+  std::set<std::string> useful{"--replay", "--contract",  "--arch-key", "--force-arch-key", "--json",
+                               "--github", "--no-github", "--color",    "--threads"};
+  for (const ReportForm& form : report_forms()) useful.insert(form.flag);
   for (const std::string& flag : run.given) {
     if (!useful.contains(flag)) refuse(flag, "has no effect with --replay, which runs nothing", "leave it out");
   }

@@ -34,7 +34,7 @@ struct MutateOptions {
 /// Flags of `check_operator report`.
 struct ReportOptions {
   std::string file;                 ///< a JSON report
-  ReportForms forms;                ///< forms to make of it
+  ReportFiles forms;                ///< forms to make of it
   std::vector<std::string> shards;  ///< of `report merge`, which writes what RunOptions says
   bool partial = false;             ///< shards may be missing or unfinished
   std::string before, after;        ///< of `report diff`

@@ -37,7 +37,7 @@ RunOutputs::RunOutputs(const ReportDestinations& destinations, const Report& rep
       color_(wants_color(destinations.color)),
       github_(destinations.github.value_or(environment_variable("GITHUB_ACTIONS") == "true")) {
   if (!destinations.json_file.empty()) json_ = std::make_unique<ReportStream>(destinations.json_file, report);
-  if (destinations.forms.any()) write_forms(destinations.forms, JsonValue::parse(to_json(report), "report"));
+  if (!destinations.forms.empty()) write_forms(destinations.forms, JsonValue::parse(to_json(report), "report"));
 }
 
 void RunOutputs::begin(const Report& report, const DeviceInfo& device, size_t n_candidates,
@@ -55,7 +55,7 @@ void RunOutputs::add(const Report& report, const CaseRecord& record) {
 }
 
 void RunOutputs::finish(const Report& report) {
-  const bool is_read = github_ || destinations_.forms.any();
+  const bool is_read = github_ || !destinations_.forms.empty();
   const std::string json = json_ || text_ == nullptr || is_read ? to_json(report) : "";
   if (json_) json_->finish(json);
   if (progress_) progress_->clear();

@@ -2,6 +2,8 @@
 // The report in other formats: JUnit XML for CI servers, Markdown and annotations for GitHub, HTML for people.
 #pragma once
 
+#include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,14 +28,19 @@ std::vector<std::string> github_annotations(const ReadReport& report);
 /// was read from `json`.
 std::string to_html(const ReadReport& report, const JsonValue& json);
 
-/// Paths of the files to write; "" for a form that is not wanted.
-struct ReportForms {
-  std::string junit, markdown, html;
-  bool any() const { return !junit.empty() || !markdown.empty() || !html.empty(); }
+/// A form that a file can have.
+struct ReportForm {
+  const char* flag;  ///< which gives the file: "--junit"
+  const char* help;
+  std::string (*make)(const ReadReport& report, const JsonValue& json);  ///< `report` was read from `json`
 };
+std::span<const ReportForm> report_forms();
 
-/// Writes the forms of the report with the JSON text `json`. Throws like write_file().
-void write_forms(const ReportForms& forms, const JsonValue& json);
+/// Files to write, by the flags of their forms.
+using ReportFiles = std::map<std::string, std::string>;
+
+/// Writes `files`, each in its form of the report `json`. Throws like write_file().
+void write_forms(const ReportFiles& files, const JsonValue& json);
 
 /// `text` for a table cell, with everything escaped that Markdown or HTML would interpret.
 std::string escape_markdown(std::string_view text);

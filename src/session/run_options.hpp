@@ -64,7 +64,7 @@ struct CandidateChoice {
 struct ReportDestinations {
   bool json_to_stdout = false;
   std::string json_file;
-  ReportForms forms;           ///< other forms of the same report
+  ReportFiles forms;           ///< other forms of the same report
   std::optional<bool> github;  ///< annotations and the step's summary; unset: as GITHUB_ACTIONS says
   std::string color = "auto";  ///< of the text: auto, always or never
 };
