@@ -23,7 +23,7 @@ struct SandboxRules {
   std::vector<std::string> readable, hidden;
   std::vector<std::string> writable;  ///< files and folders
   bool uses_cuda = false;             ///< opens what cuda_files() lists
-  /// Processes that it must not signal, besides those of others where the kernel can tell.
+  /// Processes that a command must not signal, also where the kernel can't keep it from signalling others.
   std::vector<pid_t> untouchable;
 };
 
