@@ -23,7 +23,7 @@ class RankLink final : public RankProcesses {
   RankLink(int channel, std::vector<Candidate> candidates);
   ~RankLink() override;
 
-  /// A request begins, in which nothing is waited for longer than `limit`.
+  /// Begins a request, during which no wait is longer than `limit`.
   void begin(std::chrono::milliseconds limit);
   void end();
 
@@ -31,7 +31,7 @@ class RankLink final : public RankProcesses {
                                   const TensorLayout& layout, const RankPart& place) override;
   /// How the process of a rank that died ended, once its parent tells.
   std::string how_it_ended(RankConnection& connection);
-  /// body(), whose Stopped and DeviceError come to name the rank, and say how it ended where its process did.
+  /// Calls body(). Adds to its Stopped or DeviceError the name of the rank, and how the rank's process ended if it did.
   template <class Body>
   auto explained(RankConnection& connection, const Body& body);
   /// Why a rank will not come any more; "" while all do.
