@@ -70,7 +70,7 @@ void Scheduler::run_checks() {
     if (run_.options.total_shards) done.record.whole_index = static_cast<int64_t>(index);
     if (gone_.empty()) gone_ = done.record.run.rank_gone;
     ran_.push_back(std::move(done));
-    // The end of a rank is told to the other ranks at once.
+    // Judges at once if a rank is gone, since the other ranks are told of it then.
     if (!fits_side_by_side(check.c) || !gone_.empty()) judge_all();
     while (has_backlog()) judge_next();
   }
