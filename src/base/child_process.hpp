@@ -62,8 +62,9 @@ class ChildProcess {
   Group group_ = Group::shared;
 };
 
-/// How a child ended that closed its connection or did not answer. Kills it if it keeps running.
-/// `allowed_bytes`: the memory that the child was allowed; 0 for no limit.
+/// How a child ended that closed its connection or did not answer. Waits for its end for a while. If it keeps running,
+/// the text says "killed", and the caller must kill it. `allowed_bytes`: the memory that the child was allowed; 0: no
+/// limit.
 std::string bury(ChildProcess& child, uint64_t allowed_bytes);
 
 }  // namespace checkop

@@ -349,7 +349,7 @@ void restrict_calls(const SandboxRules& rules) {
   }
   // Report success without effect: a process that wants a group or session of its own goes on in the one it has.
   for (const long call : {__NR_setsid, __NR_setpgid}) filter.refuse(call, 0);
-  filter.refuse_if(__NR_ioctl, 1, TIOCSTI);  // types into the terminal of who started the run
+  filter.refuse_if(__NR_ioctl, 1, TIOCSTI);  // would type into the terminal that the run was started from
   filter.refuse(__NR_clone3, ENOSYS);        // its flags lie in memory; the C library goes on with clone
   filter.refuse_with(__NR_clone, 0, kNewNamespaces);
   if (rules.processes == SandboxRules::Processes::none) {
@@ -368,7 +368,7 @@ void restrict_calls(const SandboxRules& rules) {
         filter.refuse_if(call, 0, static_cast<uint32_t>(-process));
       }
       filter.refuse_if(call, 0, static_cast<uint32_t>(-1));
-      filter.refuse_if(call, 0, 0);  // its group, which is that of who started it
+      filter.refuse_if(call, 0, 0);  // its own group, to which the process that started it belongs, too
     }
     for (const pid_t process : rules.untouchable) {
       filter.refuse_if(__NR_pidfd_open, 0, static_cast<uint32_t>(process));

@@ -33,7 +33,7 @@ void enter_sandbox(const SandboxRules& rules);
 /// Keeps other processes of this user from reading and changing the memory of the calling process.
 void hide_memory();
 
-/// What the CUDA driver opens, of what this machine has; whole folders where a name is one.
+/// The files of this machine that the CUDA driver opens. A folder stands for everything in it.
 struct CudaFiles {
   std::vector<std::string> readable;
   std::vector<std::string> devices;   ///< for control and for mapping

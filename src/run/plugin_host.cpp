@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starts the process, tells it where the memory of each call lies, and takes its answers for no more than "done".
+// Starts the process, tells it where the memory of each call lies, and believes no more of its answers than "done".
 #include "run/plugin_host.hpp"
 
 #include <fcntl.h>

@@ -133,7 +133,7 @@ class PluginHost {
   std::shared_ptr<PluginHost> empty_;
   std::mutex running_mutex_;
   int running_ = 0;                ///< requests that the process is at work on; of Use::times
-  bool may_write_inputs_ = false;  ///< a process that tells why another one lost its device
+  bool may_write_inputs_ = false;  ///< set to find out why a process lost its device
   uint64_t allowed_bytes_ = 0;     ///< 0: no limit
   uint64_t bytes_at_start_ = 0, frees_ = 0;
   std::mutex mutex_;                   ///< guards what follows: ranks are threads
@@ -149,7 +149,7 @@ class PluginHost {
 /// and share no memory and no folder that one of them may write to.
 class PluginHosts {
  public:
-  /// As PluginHost does for all of them.
+  /// Starts the processes; see PluginHost.
   PluginHosts(const std::vector<std::string>& paths, const std::string& folder, Device& device, PluginHost::Use use);
 
   const std::vector<Candidate>& candidates() const { return candidates_; }

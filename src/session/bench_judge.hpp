@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What candidates are timed on, and whether the launches that were timed computed the case.
+// The data that candidates are timed on, and the judgment of the outputs of timed launches.
 #pragma once
 
 #include <string>

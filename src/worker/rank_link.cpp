@@ -40,7 +40,7 @@ class RankConnection {
     const auto deadline = Clock::now() + kReturnLimit;
     return receive_message(streams_.talk.get(), message, deadline, kAlwaysAlive) != Received::late;
   }
-  /// What the parent of the process says; nothing when it is gone, or does not say it in time.
+  /// How the process ended, as its parent reports; nullopt if the parent is gone or does not report in time.
   std::optional<std::string> how_it_ended() {
     Message message;
     try {

@@ -16,7 +16,8 @@ namespace checkop {
 
 class RankConnection;  // to one process, for the time of a request; in rank_link.cpp
 
-/// Connects to the other ranks' processes, and lets them go at the end of each request: then fresh ones come.
+/// Connects to the other ranks' processes, and disconnects at the end of each request: the next one gets fresh
+/// processes.
 class RankLink final : public RankProcesses {
  public:
   /// `channel` leads to the process that relays, see connect_to_rank(). `candidates` are this worker's.

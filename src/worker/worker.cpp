@@ -39,7 +39,7 @@ using nlohmann::json;
 /// Loading many CUDA plugins and opening a busy device takes seconds, not minutes.
 constexpr std::chrono::seconds kStartLimit{120};
 
-/// Of this program; see Isolation.
+/// Whether workers are processes of their own; see Isolation.
 bool isolates = true;
 
 }  // namespace
