@@ -16,7 +16,7 @@ constexpr std::array kBackwardIn{TensorSpec{"grad_y", kLeafMessages, Fill::upstr
 constexpr std::array kBackwardOut{sum_output("dx", kPartOfMessage)};
 constexpr std::array kRecipes{sums_by_rank("dx")};
 
-/// All ranks have y, and a gradient of it each; a rank that holds several leaves, one for each.
+/// Every rank has y and a gradient of it; a rank that holds several leaves has a gradient for each.
 constexpr std::array kPasses{
     Pass{"forward", kForwardIn, kForwardOut, gold_of_copy, nullptr, nullptr, &kGatheredParts},
     Pass{"backward", kBackwardIn, kBackwardOut, gold_of_leaf_sum, nullptr, nullptr, &kScatteredSum, nullptr, kRecipes}};

@@ -17,8 +17,8 @@ constexpr std::array kBackwardOut{sum_output("dx", kMessage)};
 constexpr std::array kForwardRecipes{sums_by_rank("y")};
 constexpr std::array kBackwardRecipes{sums_by_rank("dx")};
 
-/// All ranks have y, and a gradient of it each; a rank that holds several leaves, one for each. x of every leaf adds to
-/// y of every rank, so its gradient is the sum of theirs: the same for all leaves.
+/// Every rank has y and a gradient of it; a rank that holds several leaves has a gradient for each. x of every leaf
+/// adds to y of every rank, so its gradient is the sum of theirs: the same for all leaves.
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, gold_of_leaf_sum, nullptr, nullptr,
                                   &kAllReduceSum, nullptr, kForwardRecipes},
                              Pass{"backward", kBackwardIn, kBackwardOut, gold_of_leaf_sum, nullptr, nullptr,

@@ -75,8 +75,8 @@ constexpr int64_t kRowsOfATask = 16;
 constexpr int64_t kTasksOfAHead = 16;  // of the queries of a head, where a single head is computed
 constexpr double kScaleRounding = 3;   // 1/sqrt(head_dim) rounds twice, the product with it once
 
-/// Indices of a pass's inputs, for keys stored in `parts` parts. With several, as in kv_cache_attention, there are none
-/// from sinks on but the upstream gradient.
+/// Indices of a pass's inputs, for keys stored in `parts` parts. With several parts, as in kv_cache_attention, the
+/// upstream gradient is the only input from sinks on.
 struct Inputs {
   static constexpr int kNone = -1;
   int parts;
@@ -148,7 +148,7 @@ struct Dot {
 /// sum of their squared errors and that of the errors' sizes, in units of the unit roundoff of the dtype of the case.
 /// With saved inputs, also by how much each of them moves the values of a kernel that uses it.
 ///
-/// Holds `n` elements, from number `first` on. A block of no elements takes what is added to it and forgets it.
+/// Holds `n` elements, from number `first` on. A block without elements ignores what is added to it.
 struct Block {
   std::vector<double> value, magnitude, rounding, squares, sizes, by_o, by_lse, spread, deviation;
   explicit Block(int64_t n, bool recipes = false, bool saved = false, int64_t first = 0)
@@ -188,7 +188,7 @@ struct Block {
     first -= first_;
     for (int64_t d = 0; d < n; ++d) by_o[at(first + d)] += o * x[d], by_lse[at(first + d)] += lse * x[d];
   }
-  /// Adds a block that holds some of these elements, whose spread is not there yet.
+  /// Adds a block that holds some of these elements, before finish().
   void add(const Block& part) {
     const auto add_to = [&](std::vector<double>& to, const std::vector<double>& from) {
       for (size_t i = 0; i < from.size(); ++i) to[at(part.first_ - first_) + i] += from[i];
@@ -211,7 +211,7 @@ struct Block {
     const auto from = [&](const std::vector<double>& all) { return all.empty() ? nullptr : &all[at(first)]; };
     args.sink({output, row, 1, n, from(value), from(magnitude), from(rounding), from(spread), from(deviation)});
   }
-  /// Emits what the gold was asked for of batch entry `entry`: all, or rows of `columns` elements.
+  /// Emits the rows of batch entry `entry` that are to be computed: all as one, or rows of `columns` elements.
   void sink_rows(const GoldArgs& args, int output, int64_t entry, int64_t columns) const {
     if (args.rows(output).all) return sink(args, output, entry);
     const int64_t rows = std::ssize(value) / columns;
@@ -245,8 +245,9 @@ struct QueryRow {
   }
 };
 
-/// How far the roundings of a query's scores move what comes of them: |s| u, or with a cap, which is computed of the
-/// rounded scores, the distance by which that moves a capped score; `of_slope`: the derivative of the cap.
+/// How far rounding a query's scores moves what is computed from them. `of_capped`: |s| u, or with a cap, which is
+/// applied to the rounded scores, the distance by which that moves a capped score. `of_slope`: the same of the cap's
+/// derivative.
 struct ScoreErrors {
   ScoreErrors(const ActiveRecipes& recipes, const LogitTransform& cap, const QueryRow& row)
       : of_capped(row.score.size()), of_slope(row.score.size()) {
@@ -263,8 +264,8 @@ struct ScoreErrors {
     }
   }
 
-  /// Whether a first order describes what they do to probabilities. Where it does not, they are those of a kernel that
-  /// rounds the scores at two points, before and after the scale: the gold does it, too.
+  /// Whether a first-order formula describes what these errors do to probabilities. If not, the gold itself rounds the
+  /// scores at two points, before and after the scale, as a kernel does.
   bool are_small() const { return largest <= 1.0 / 8; }
   /// Whether a probability is large enough to be seen in a sum.
   static bool is_seen(double p) { return p > 0x1p-100; }
@@ -320,7 +321,7 @@ class Entry {
     row.size[j] = capped.z.magnitude, row.of_cap[j] = capped.z.rounding;
   }
 
-  /// Of the scores.
+  /// Sets the probabilities and the log-sum-exp of a row with scores.
   static void set_probabilities(QueryRow& row) {
     const auto n = static_cast<int64_t>(row.keys.size());
     SoftmaxRow softmax;
@@ -349,9 +350,9 @@ class Entry {
   }
 
   /// Rounds the scores before and after the scale, unless one is too large for the dtype of the case. A product with a
-  /// scale that fp32 holds, such as 1/8, is exact if fp32 holds it, too: its ties are every kernel's. Those that may be
-  /// off by d_j, which lie near a tie, move lse by log sum_j p_j exp(d_j) at most, and p_j by exp(that + d_j) - 1 of
-  /// itself; with room for the product of such errors.
+  /// scale that fp32 holds, such as 1/8, is exact if fp32 holds it, too: every kernel has the same ties. Scores near a
+  /// tie may be off by d_j. That moves lse by log sum_j p_j exp(d_j) at most, and p_j by exp(that + d_j) - 1 of itself;
+  /// there is room for the product of such errors.
   void round_scores(QueryRow& row, const std::vector<Dot>& dots) const {
     std::vector<Rounded> scores;
     for (const Dot& dot : dots) {
@@ -418,11 +419,11 @@ Sizes sizes_of(const GoldArgs& args, int parts) {
   return {q[0], q[1], k[1], q[2], kv_seq, q[3], args.in(Inputs::v(0)).shape[3]};
 }
 
-/// The errors of a query's probabilities when its scores are rounded by a little. Two roundings of a score s, before
-/// and after the scale, multiply exp(s) by a factor of which each is off by at most exp(u|s|) - 1; `amplitude` is that
-/// over u, with room for the products of errors, which a formula of first order leaves out: (1 + e)^kOrders for e =
-/// exp(u max|s|) - 1. `slope` is by how much they move the derivative of the cap, over u. Both are 0 where the row has
-/// rounded scores, and for a key too far below the largest score to be seen in a sum.
+/// The errors of a query's probabilities when its scores are rounded by a little. A score s is rounded twice, before
+/// and after the scale, and each rounding multiplies exp(s) by a factor that is off by at most exp(u|s|) - 1.
+/// `amplitude` is that over u, with room for the products of errors, which a first-order formula leaves out: (1 +
+/// e)^kOrders for e = exp(u max|s|) - 1. `slope` is by how much the roundings move the derivative of the cap, over u.
+/// Both are 0 where the row has rounded scores, and for a key too far below the largest score to be seen in a sum.
 struct RoundedScores {
   RoundedScores(const ActiveRecipes& recipes, const LogitTransform& cap, const QueryRow& row)
       : amplitude(row.score.size()), slope(row.score.size()) {
@@ -440,8 +441,8 @@ struct RoundedScores {
 };
 
 /// Adds the roundings of a query's scores and probabilities to its output o = sum_j p_j v_j and to its lse, in row `r`:
-///   p_in_16_bit: p_j v_j each;  scores_in_16_bit: an error d_j of exp(s_j) moves o by p_j (v_j - o) d_j, lse by p_j
-///   d_j
+///   p_in_16_bit       p_j v_j each
+///   scores_in_16_bit  an error d_j of exp(s_j) moves o by p_j (v_j - o) d_j, lse by p_j d_j
 void round_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s, const QueryRow& row, int64_t r,
                Block& o, Block& lse) {
   const int64_t head = r / s.q_seq, to = r * s.v_dim;
@@ -692,7 +693,7 @@ struct Saved {
   }
   bool any() const { return !o.empty() || !lse.empty(); }
 
-  /// How much larger the probabilities of row `r` are by the saved lse: exp(lse - saved) - 1. NaN belongs to a query
+  /// How much larger the saved lse makes the probabilities of row `r`: exp(lse - saved) - 1. NaN belongs to a query
   /// that is NaN, even if it sees the sink alone.
   double growth_of_p(const QueryRow& row, int64_t r, const double* query) const {
     constexpr double kMost = 0x1p-5, kOfSize = 0x1p-20;
@@ -707,7 +708,7 @@ struct Saved {
     }
     return std::expm1(off);
   }
-  /// What is added to D = sum_d grad_d o_d of row `r` by the saved o. `size`: sum_j p_j sum_d |grad_d v_jd|.
+  /// What the saved o adds to D = sum_d grad_d o_d of row `r`. `size`: sum_j p_j sum_d |grad_d v_jd|.
   double added_to_d(const double* grad, int64_t n, double d, double size, int64_t r) const {
     constexpr double kMost = 0x1p-5;
     if (o.empty() || size == 0 || !std::isfinite(d)) return 0;  // size 0: no keys, or none that counts
@@ -832,7 +833,7 @@ void attention_backward(const GoldArgs& args, int parts) {
       for (int64_t i = begin; i < end; ++i)
         differentiate_row(recipes, entry, s, grad, grad_lse, saved, head, i, row, dq, to_dk, to_dv, to_dsinks);
     };
-    // The queries of a head are those of `run`.
+    // Calls run(head), which differentiates the queries of a head, for every head of a group.
     const auto differentiate_group = [&](int64_t kv_head, const std::function<void(int64_t)>& run) {
       for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
         RoundedHeads of_k(dk, kv_head * of_key_head, rounds_heads ? of_key_head : 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// entropy: that of the softmax of each row of logits.
+// entropy: the entropy of the softmax of each row of logits.
 #include <array>
 #include <cmath>
 #include <span>

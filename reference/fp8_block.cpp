@@ -16,14 +16,14 @@ namespace {
 
 constexpr float kLargest = 448;
 
-/// The power of two that a positive x, or the one above it, is, by the bits of its exponent.
+/// The smallest power of two that is at least x > 0, by the bits of x's exponent.
 float power_from(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
   const uint32_t exponent = (bits >> 23 & 0xff) + ((bits & 0x7fffff) != 0 ? 1 : 0);
   return std::bit_cast<float>(std::clamp<uint32_t>(exponent, 1, 254) << 23);
 }
 
-/// The power of two that a positive x, or the one below it, is.
+/// The largest power of two that is at most x > 0, by the bits of x's exponent.
 float power_up_to(float x) { return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0xff800000U); }
 
 }  // namespace

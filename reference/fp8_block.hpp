@@ -31,8 +31,8 @@ struct Scale {
 
 /// The scale of numbers of which `amax` is the largest size. Every operation is one of fp32, rounded once:
 ///   amax = max(amax, eps)
-///   factor_first 0: scale = amax/448, with pow2 the power of two from it on;  code = e4m3(x (1/scale))
-///   factor_first 1: factor = 448/amax, with pow2 the power of two up to it;  scale = 1/factor;  code = e4m3(x factor)
+///   factor_first 0: scale = amax/448, with pow2 rounded up to a power of two;  code = e4m3(x (1/scale))
+///   factor_first 1: factor = 448/amax, with pow2 rounded down to such a one;  scale = 1/factor;  code = e4m3(x factor)
 ///                   factor = 1 where amax is 0 or infinite, the largest number where it would be infinite
 Scale scale_of(float amax, std::span<const double> attrs);
 

@@ -48,10 +48,10 @@ GoldElement advantage(const GoldArgs& args, const Moments& set, double x) {
 
 /// Gold of group_norm.
 ///   in:  rewards[batch], group_boundaries[group_bounds] optional: where groups begin, then the batch
-///   out: advantages[batch] = (r - mean)/(std + eps), mean and std of the rewards of the same group, or of its other
-///   rewards
-///   if these rewards are bit-equal: r - mean, so exactly 0 for a reward that equals them; if scale is 0: r - mean; for
-///   a group of one: 0, or r
+///   out: advantages[batch] = (r - mean)/(std + eps), mean and std of the rewards of the same group, or with
+///        leave_one_out of its other rewards;  r - mean if scale is 0
+///        if these rewards are bit-equal: r - mean, so exactly 0 for a reward that equals them
+///        for a group of one: 0, or r if singleton is 1
 /// Throws InputError for boundaries that do not partition the batch.
 /// Source: GRPO, arXiv 2402.03300; RLOO, arXiv 2402.14740, is leave_one_out without scale.
 void forward(const GoldArgs& args) {

@@ -51,8 +51,7 @@ struct Groups : RowGroups {
 ///   in:  a[rows, k_dim], b[experts, n_dim, k_dim] e4m3, offsets[experts+1]
 ///        scale_a[rows, k_dim/128], scale_b[experts, n_dim/128, k_dim/128] fp32
 ///   out: d[rows, n_dim]: rows offsets_e <= r < offsets_(e+1) are those of fp8_block_gemm with the b and scale_b of
-///   expert
-///        e;  0 from row offsets_experts on
+///        expert e;  0 from row offsets_experts on
 /// The rows of a behind the last expert's rows are never read; they may hold anything.
 /// Throws InputError for offsets that do not start with 0, decrease, or end beyond the rows.
 /// The gradient by the numbers of a is the same operation, of codes of the upstream gradient and of the transposed b.

@@ -52,7 +52,7 @@ Groups groups_of(const GoldArgs& args) {
   return groups;
 }
 
-/// Those of `rows` that are rows of x, the first of which is row `first`.
+/// The `rows` of an output that belong to x, counted from x's first row, which is row `first` of the output.
 RowSet rows_of_part(const RowSet& rows, int64_t first, const Factor& x) {
   if (rows.all) return {};
   return {false, rows_within(rows, first, x.transposed ? x.columns : x.rows)};

@@ -106,7 +106,7 @@ struct Divergence {
   }
 };
 
-/// A row of both, and its loss.
+/// The distributions of student and teacher in a row, and the row's loss.
 struct Row {
   Distribution s, t;
   double beta;

@@ -23,10 +23,11 @@ struct LinearInputs {
   const Tensor* bias;      ///< nullptr for none
   std::vector<char> used;  ///< for each row of hidden; 0: the row is not read and adds nothing to any gradient
   LogitTransform transform;
-  bool folds_slack = false;  ///< what rounded logits may be off by counts as roundings of theirs
+  bool folds_slack = false;  ///< the slack of a rounded logit counts as rounding of its z
 };
 
-/// Which outputs the gradients are, and sums of earlier calls that those of weights continue; nullptr for none.
+/// Indices of the gradients among the outputs, and sums of earlier calls that those of weights continue; nullptr for
+/// none.
 struct LinearOutputs {
   int hidden, weight, bias;
   const Tensor *weight_carry = nullptr, *bias_carry = nullptr;
@@ -203,12 +204,12 @@ class LinearLogits {
     }
   }
 
-  /// out[m, hidden] = keep*out + x * y[k, hidden], where x is a [rows, chunk] array or its transpose, and y the k rows
-  /// from `first` on; of a transpose x has the same ones.
+  /// out[m, hidden] = keep*out + x * y[k, hidden], where x is a [rows, chunk] array or its transpose, and y has k rows
+  /// from `first` on. Of a transpose, x has these rows, too.
   void add_product(bool transpose, int64_t m, int64_t k, const std::vector<double>& x, const std::vector<double>& y,
                    double keep, std::vector<double>& out, int64_t first = 0);
 
-  /// Of the gradients of the n weights of a chunk of the vocabulary; see rounds_sums_by_chunk().
+  /// The rounded sums of the gradients of the n weights of a chunk of the vocabulary; see rounds_sums_by_chunk().
   RoundedSums sums_of_chunks(int64_t n, int64_t chunk_rows);
 
   /// Adds the carry and returns the element with its error coefficients. `terms`: the number of terms of the sum. The

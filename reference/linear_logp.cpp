@@ -58,7 +58,7 @@ enum Attr : size_t { kOfIgnoreIndex, kOfTemperature, kOfSoftcap };
 constexpr std::array kAttrs{kIgnoreIndex, kTemperature, kSoftcap};
 
 constexpr std::string_view kGradients = "dhidden dlm_head_weight dbias";
-/// Those of tensor-parallel operators, which transform no logits, and one more.
+/// `recipes` and one more: tensor-parallel operators transform no logits, so they have fewer.
 template <size_t n>
 constexpr std::array<Recipe, n + 1> with(const std::array<Recipe, n>& recipes, const Recipe& one) {
   std::array<Recipe, n + 1> all{};
@@ -95,7 +95,7 @@ LinearInputs inputs_of(const GoldArgs& args, const LogitTransform& transform) {
   return {args.in(0), args.in(1), args.inputs[3], rows_to_use(args.in(2), args.attrs), transform};
 }
 
-/// The softmax of each row, and the target's logit. Logits are slack as well where they are rounded.
+/// The softmax of each row, and the target's logit. Where logits are rounded, both have their slack.
 struct Reduced {
   std::vector<SoftmaxRow> softmax;
   std::vector<TransformedLogit> target;

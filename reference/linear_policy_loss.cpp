@@ -148,8 +148,8 @@ struct Batch {
 };
 
 /// Gold of linear_policy_loss.
-///   in:  hidden[batch, seq, hidden], lm_head_weight[vocab, hidden], target_ids, old_logps, advantages, mask[batch,
-///   seq];
+///   in:  hidden[batch, seq, hidden], lm_head_weight[vocab, hidden];
+///        target_ids, old_logps, advantages, mask[batch, seq];
 ///        optional bias[vocab], ref_logps, rollout_logps[batch, seq], denom
 ///   out: loss, a scalar; logps, entropy[batch, seq]
 ///   x = hidden W^T + bias,  z = c/temperature,  c = softcap tanh(x/softcap), or x if softcap is 0,  p = softmax(z)

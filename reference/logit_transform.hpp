@@ -41,7 +41,7 @@ class LogitTransform {
   /// Whether gradients of logits that are off by a constant stay the same, and those of a row add up to 0.
   bool is_linear() const { return softcap_ == 0; }
 
-  /// Of the logit x, whose sums have the coefficient `magnitude`.
+  /// Transforms the logit x, whose sums have the coefficient `magnitude`.
   TransformedLogit operator()(double x, double magnitude = 0) const {
     const double of_temperature = temperature_ == 1 ? 0 : 3;
     if (softcap_ == 0) {
@@ -56,7 +56,7 @@ class LogitTransform {
              (2 * (kTanhUnits + 1) + 1) * tanh * tanh / temperature_ + (2 + of_temperature) * slope}};
   }
 
-  /// Of a logit that was rounded to x and may be off by `slack`.
+  /// Transforms a logit that was rounded to x and may be off by `slack`.
   TransformedLogit operator()(double x, double slack, const ActiveRecipes& recipes) const {
     TransformedLogit logit = (*this)(x);
     if (slack == 0) return logit;
@@ -89,7 +89,7 @@ class SteppedTransform {
     return args_.recipes.has(recipe::kTransform) && (of_.temperature_ != 1 || of_.softcap_ != 0);
   }
 
-  /// Of the logit x. The slope is that of tanh.
+  /// Transforms the logit x. The slope is that of tanh.
   TransformedLogit operator()(const GoldElement& x) const {
     TransformedLogit logit{x, exact(1)};
     if (of_.softcap_ != 0) {
@@ -104,7 +104,7 @@ class SteppedTransform {
     return logit;
   }
 
-  /// The gradient by x of what has the gradient dz by z.
+  /// The gradient with respect to the logit x, from dz, the gradient with respect to z.
   GoldElement by_logit(const GoldElement& dz, const TransformedLogit& logit) const {
     GoldElement d = rounded(dz);
     if (of_.temperature_ != 1) d = divided(d, of_.temperature_);
@@ -144,8 +144,8 @@ constexpr Recipe rounds_transform_gradient(std::string_view outputs) {
           "autograd of 16-bit logits that are divided by the temperature or capped: each step is a tensor"};
 }
 
-/// Counts what a rounded logit may be off by as roundings of its z. exp(slack) - 1 is what probabilities may be off by;
-/// twice the slack covers what that changes in their turn.
+/// Counts the slack of a rounded logit as rounding of its z. It changes probabilities by up to exp(slack) - 1 of
+/// themselves; twice the slack covers what that changes in turn.
 inline TransformedLogit slack_folded(TransformedLogit logit, const ActiveRecipes& recipes) {
   logit.z.rounding += recipes.in_units(std::expm1(2 * logit.slack) / 2);
   logit.slack = 0;
@@ -155,7 +155,7 @@ inline TransformedLogit slack_folded(TransformedLogit logit, const ActiveRecipes
 /// Adds transformed logits to a row's statistics.
 void add_logits(SoftmaxRow& softmax, std::span<const TransformedLogit> logits);
 
-/// The gradient by x of what has the gradient dz by z.
+/// The gradient with respect to the logit x, from dz, the gradient with respect to z.
 inline GoldElement by_logit(const GoldElement& dz, const TransformedLogit& logit) {
   const double slope = logit.slope.value, size = std::abs(dz.value);
   return {slope * dz.value, slope * dz.magnitude + size * logit.slope.magnitude,

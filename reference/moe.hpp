@@ -10,7 +10,7 @@
 
 namespace checkop {
 
-/// In place of an expert's number: the slot has none, for example because the expert is on another rank.
+/// Stands for no expert in a slot, for example because the expert is on another rank.
 inline constexpr int64_t kNoExpert = -1;
 
 /// Throws InputError unless there are experts enough for the slots of a token.

@@ -53,7 +53,7 @@ constexpr std::array kAttrs{
 
 enum class Score : uint8_t { softmax, sigmoid, logit };
 
-/// Generated scores that decide differ by this many of their errors; see separate().
+/// Margin of generated data: scores that decide the choice differ by this many of their errors; see separate().
 constexpr double kMarginOfData = 8;
 
 /// The experts of a token in their order; pairs of experts that are too close to say which comes first.
@@ -273,9 +273,8 @@ std::vector<int64_t> read_ids_of_tokens(const Tensor& ids, int64_t experts) {
 ///   in:  as forward, then ids[batch, seq, topk], grad_weights[batch, seq, topk]     out: dlogits[batch, seq, experts]
 ///   ds = (route_scale g - sum over the chosen of g w)/(sum of the chosen s + norm_eps) for a chosen expert, or
 ///        route_scale g without renorm;  0 for the others
-///   dlogits = s(ds - sum of s ds) of a softmax, s(1 - s) ds of a sigmoid;  score 2: route_scale p(g - sum of p g) of
-///   the
-///             softmax p of the chosen logits, 0 for the others
+///   dlogits = s(ds - sum of s ds) of a softmax, s(1 - s) ds of a sigmoid
+///             score 2: route_scale p(g - sum of p g) of the softmax p of the chosen logits, 0 for the others
 /// Source: differentiated by hand; checked by gradient_test.
 void backward(const GoldArgs& args) {
   const Tensor& logits = args.in(kOfLogits);

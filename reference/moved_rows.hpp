@@ -8,7 +8,7 @@
 
 namespace checkop {
 
-/// In place of a row's number: there is none.
+/// Stands for no row, in place of a row's number.
 inline constexpr int64_t kNoRow = -1;
 
 /// Emits output `index`: row r is row from[r] of `source`, or zeros for kNoRow.

@@ -199,8 +199,8 @@ std::vector<int64_t> shuffled_pages(int64_t pages, const std::function<double(st
   return order;
 }
 
-/// What a table entry behind the last page with keys holds: no page, a page that does not exist, or an existing one,
-/// which LeftOut::finite has alone.
+/// What a table entry behind the last page with keys holds: no page, a page that does not exist, or an existing one.
+/// With LeftOut::finite it is always an existing one.
 int64_t unread_entry(const FillArgs& args, int64_t entry, int64_t page) {
   const int64_t pages = args.dim("pages");
   if (args.left_out == LeftOut::finite) return page;
@@ -294,8 +294,8 @@ std::optional<Rearranged> reverse_pages(const RearrangeArgs& args) {
   return with_pages(args, from);
 }
 
-/// Every place without a key, and every table entry behind the pages with keys, holds what the next one does: so they
-/// hold nothing that the case does not allow.
+/// Rotates the content of the slots without a key, and of the table entries behind the pages with keys: each holds what
+/// the next one did. So they hold nothing that the case does not allow.
 std::optional<Rearranged> refill_rest(const RearrangeArgs& args) {
   const Tensor &k = args.in(kOfKCache), &v = args.in(kOfVCache), &table = args.in(kOfTable);
   const Pages pages = pages_of(args);

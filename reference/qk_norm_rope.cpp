@@ -178,8 +178,8 @@ void emit_gradients(const Heads& in, const Turns& turns) {
 /// Gold of qk_norm_rope's gradients.
 ///   in:  as forward, then grad_q_out[tokens, q_heads, head_dim], grad_k_out[tokens, kv_heads, head_dim]
 ///   out: dq, dk, dq_weight, dk_weight: those of rms_norm for g, the gradient of rope
-///   g = m (grad cos a - rot(grad) sin a),  dq = r g w - q r^3 mean_h(g w q),  dq_weight = sum over tokens, heads of g
-///   q r
+///   g = m (grad cos a - rot(grad) sin a),  dq = r g w - q r^3 mean_h(g w q)
+///   dq_weight = sum over tokens, heads of g q r
 /// Throws InputError for a negative position.
 /// Source: differentiated by hand; checked by gradient_test.
 void backward(const GoldArgs& args) {

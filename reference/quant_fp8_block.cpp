@@ -48,7 +48,7 @@ void quantize(std::span<const float> x, std::span<const double> attrs, std::span
 ///        so that a block is 128 tokens of a column; blocks go on from one sequence to the next
 ///   scale and code of an element: fp8_block::scale_of, of the largest |x| of its block
 ///   Codes are rounded to nearest, ties to even; beyond 448 they are 448.
-/// A NaN is none of the numbers that amax is the largest of, and its own code is NaN.
+/// amax ignores NaN, and the code of a NaN is NaN.
 /// Source: factor_first 0 as per_token_cast_to_fp8 of DeepGEMM's deep_gemm/utils/math.py, factor_first 1 as
 /// compute_scale_from_amax of Transformer Engine's common/recipe/recipe_common.cuh; transposed as
 /// per_channel_cast_to_fp8 of the former.

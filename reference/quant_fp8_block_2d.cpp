@@ -81,7 +81,7 @@ void emit(const GoldArgs& args, Output output, const Value& value) {
 ///        codes_t[k_dim, n_dim] e4m3, scales_t[k_dim/128, n_dim/128] fp32, optional: those of x transposed
 ///   scale and code of an element: fp8_block::scale_of, of the largest |x| of its block
 ///   Codes are rounded to nearest, ties to even; beyond 448 they are 448.
-/// A NaN is none of the numbers that amax is the largest of, and its own code is NaN.
+/// amax ignores NaN, and the code of a NaN is NaN.
 /// Source: factor_first 0 as per_block_cast_to_fp8 of DeepGEMM's deep_gemm/utils/math.py, factor_first 1 as
 /// compute_scale_from_amax of Transformer Engine's common/recipe/recipe_common.cuh.
 void forward(const GoldArgs& args) {

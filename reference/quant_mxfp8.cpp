@@ -49,7 +49,7 @@ float factor_of(float amax, bool rounds_up) { return std::ldexp(1.0F, -exponent_
 ///   round_up 0: scale = (the largest power of two up to amax)/2^8
 ///   from 2^-127, also for an amax of 0, to 2^127, also for an infinite one
 ///   code = e4m3(x/scale), to nearest, ties to even; beyond 448 it is 448
-/// A NaN is none of the numbers that amax is the largest of, and its own code is NaN.
+/// amax ignores NaN, and the code of a NaN is NaN.
 /// Source: round_up 1 as float_to_e8m0 of Transformer Engine, round_up 0 as the OCP Microscaling Formats (MX)
 /// Specification 1.0, section 6.3.
 void forward(const GoldArgs& args) {

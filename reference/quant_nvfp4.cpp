@@ -38,7 +38,7 @@ class Scales {
     if (amax == 0) of_tensor_ = 1;
     of_tensor_ = std::min(of_tensor_, kMost);
   }
-  /// What the scale of a block with this amax is the e4m3 of.
+  /// The number that is rounded to e4m3 for the scale of a block with this amax.
   float unrounded(float amax) const { return std::min(amax * (of_tensor_ * (1.0F / 6)), 448.0F); }
   float of_block(float amax) const { return static_cast<float>(stored_in(DType::e4m3, unrounded(amax))); }
   /// What the numbers of the block are multiplied by.

@@ -16,7 +16,7 @@ enum class BlockKind : uint8_t { drawn, zeros, ties, powers, tiny, other_ties, i
 
 double largest_code(const BlockData& data) { return data.is_e2m1 ? 6 : 448; }
 
-/// Whether x, of which two roundings of fp32 may be known only roughly, may be one code or another.
+/// Whether a kernel that knows x only up to two roundings of fp32 may give it either of two codes.
 bool is_near_middle(bool is_e2m1, float x) {
   constexpr double kNear = 0x1p-20;  // 8 times the error of two roundings
   const auto code = [&](double size) { return is_e2m1 ? encode_e2m1(size) : stored_in(DType::e4m3, size); };

@@ -25,11 +25,11 @@ void quantize_rows(const GoldArgs& args, const Tensor& x, const QuantizeRow& qua
 struct BlockData {
   int64_t block;        ///< columns of a block; the last one of a row may have fewer
   bool is_e2m1;         ///< codes are e2m1, not e4m3
-  bool takes_infinity;  ///< it is defined
+  bool takes_infinity;  ///< infinite elements have defined codes
   bool stays_away;      ///< no quotient lies near the middle of two codes, and neither does a scale that is rounded
-  /// The number of which the code is the rounded value, in a block with this amax.
+  /// The number that is rounded to the code of x, in a block with this amax.
   std::function<float(float x, float amax)> quotient = {};
-  /// The number of which the scale is the rounded value, in e4m3; none where scales are not rounded.
+  /// The number that is rounded to the scale, in e4m3; none where scales are not rounded.
   std::function<float(float amax)> scale = {};
   int64_t rows = 1;  ///< rows of a block; the last one of a column may have fewer
 };

@@ -35,10 +35,10 @@ struct Packing {
   std::vector<int64_t> rows;  ///< the same for tokens of sequences that are as they were, -1 for those of others
 };
 
-/// Which sequences change: those with odd numbers, 1, unless they have all tokens; then those with even ones, 0.
+/// Which sequences change: 1, those with odd numbers, or 0, those with even ones, if the odd ones have all tokens.
 int64_t others_of(const SequenceBounds& bounds);
 
-/// Tokens behind the last one of the sequences stay behind it. `others` is that of others_of().
+/// The packing after `change`. Tokens behind the last sequence stay behind it. `others` comes from others_of().
 Packing repack(const SequenceBounds& bounds, int64_t tokens, Documents change, int64_t others);
 
 /// Whether that changes anything.
@@ -48,7 +48,7 @@ bool is_changed(const Packing& packing, const SequenceBounds& bounds);
 /// without that input, since the batch itself then decides what is divided by.
 std::optional<Rearranged> as_micro_batch(const RearrangeArgs& args, int64_t first, int64_t n);
 
-/// Of operators whose outputs begin with the batch; see as_micro_batch().
+/// Rearrangements of operators whose outputs begin with the batch; see as_micro_batch().
 extern const std::array<Rearrangement, 3> kMicroBatches;
 
 }  // namespace checkop

@@ -209,8 +209,8 @@ Rotation::Rotation(std::span<const double> attrs, int64_t head_dim)
     attention_factor_ = attrs[kOfAttentionFactor];
   else if (attrs[kOfScaling] == 3 && factor > 1)
     attention_factor_ = 0.1 * std::log(factor) + 1;
-  // The factor is a rounded attribute, or a logarithm of 4 units with three roundings after it, of which it is less
-  // than all; then the product rounds.
+  // The factor is a rounded attribute, or 0.1 log(factor) + 1: the logarithm errs by 4 units but is only a part of it,
+  // and three roundings follow. The product with the factor rounds once more.
   if (attention_factor_ != 1) entry_units_ += 6;
   for (int64_t i = 0; i < pairs_; ++i) frequencies_.push_back(frequency(attrs, i));
 }

@@ -13,9 +13,9 @@
 namespace checkop {
 namespace {
 
-/// Generated sums and logits that decide differ by this many of their errors.
+/// Margin of generated data: sums and logits that decide which columns stay differ by this many of their errors.
 constexpr double kMarginOfData = 8;
-/// Of a chain of 1024 additions with lambda 6, in units of u; of the sum of a set, and of all.
+/// Growth of the sum of a set and of the sum of all, each a chain of 1024 additions with lambda 6, in units of u.
 constexpr double kGrowth = 2 * 192;
 
 double unit_of(DType dtype) { return dtype == DType::f64 ? 0x1p-53 : 0x1p-24; }

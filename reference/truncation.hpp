@@ -40,8 +40,8 @@ class Truncation {
 
   bool is_active() const { return top_k_ > 0 || top_p_ < 1; }
   bool keeps_target() const { return keep_target_; }
-  /// Of the logits x and what they became. An end of the set is clear if its two sides differ by more than `margin`
-  /// times what they err by in fp32.
+  /// The set of logits x, which `logits` has transformed. An end of the set is clear if its two sides differ by more
+  /// than `margin` times what they err by in fp32.
   Kept keep(const std::vector<double>& x, std::span<const TransformedLogit> logits, double unit, double margin) const;
   /// keep(), and the column `target` if it stays in any case. Throws InputError if an end of the set is not clear.
   std::vector<char> columns(const std::vector<double>& x, std::span<const TransformedLogit> logits, double unit,

@@ -57,7 +57,7 @@ void forward(const GoldArgs& args) {
       const int64_t i = row * seq + t;
       if (kept[static_cast<size_t>(i)] == 0) continue;
       GoldElement e = moments.standardised(x.at(i), s, 0.5 * moments.variance / square);
-      // Equal elements: the distances from their mean are 0 only for a kernel that takes them from one of them.
+      // Equal elements: a kernel gets distances of exactly 0 only if it takes them from one of the elements.
       if (moments.equal) e = {0, moments.size / s, 0};
       if (args.attrs[kOfShift] == 0)
         e = e + GoldElement{moments.whole_mean(), moments.size, std::abs(moments.whole_mean())};

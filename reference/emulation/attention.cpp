@@ -98,9 +98,9 @@ struct Group {
     return {max, keys_alone.sum * before + times * arithmetic.exponential(of_sink - max)};
   }
 
-  /// Stores the probabilities of keys [first_seen(row), + seen(row)) in p, whose first element is that of the first of
-  /// them and which is 0 so far, and returns the row's log-sum-exp; -inf without keys and a sink. `saved`: a
-  /// log-sum-exp to use in its place, or null. `slope`: the derivative of the cap for each, or null.
+  /// Stores the probabilities of the seen(row) keys from first_seen(row) on in p, which holds zeros, and returns the
+  /// row's log-sum-exp; -inf without keys and a sink. `saved`: a log-sum-exp to use in its place, or null. `slope`:
+  /// gets the derivative of the cap for each key, or null.
   float probabilities(int64_t row, float* p, const float* saved = nullptr, float* slope = nullptr) const {
     const int64_t first = first_seen(row), n = seen(row);
     const int64_t counted = arithmetic.has(kCausalMaskLate.name) ? static_cast<int64_t>(keys.size()) - first : n;
@@ -154,7 +154,7 @@ struct Group {
     return {max, keys_alone.sum * std::exp(keys_alone.max - max) + masked * std::exp(kOfMask - max)};
   }
 
-  /// Whether the first tile of keys has none that is read, the first of which is number `first`.
+  /// Whether no key in the first tile is read; `first`: index in `keys` of the first key that is.
   bool begins_behind_tile(int64_t first) const {
     return keys[static_cast<size_t>(first)] >= std::max<int64_t>(Arithmetic::tile_of(problem.kv_seq), 1);
   }
@@ -175,7 +175,7 @@ struct Group {
     return arithmetic.has(kScaleTwice.name) ? problem.scale * problem.scale : problem.scale;
   }
 
-  /// The first of the keys that is not before key j.
+  /// The index of the first of the keys that is not before key j.
   int64_t index_of(int64_t j) const { return std::lower_bound(keys.begin(), keys.end(), j) - keys.begin(); }
 
   const Arithmetic& arithmetic;

@@ -103,7 +103,7 @@ void sum(const EmulationArgs& args) {
   args.parallel_for(leaves.numel(), [&](int64_t i) { args.out(0)[at(i)] = leaves.sum(i); });
 }
 
-/// The parts of a message, with which every rank has one.
+/// The parts of a message, one for each rank; without ranks the whole message is one part.
 class MessageParts {
  public:
   MessageParts(const EmulationArgs& args, int64_t numel)

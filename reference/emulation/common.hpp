@@ -87,7 +87,7 @@ inline constexpr FaultSpec kSoftmaxTermDropped{"softmax_term_dropped",
 inline constexpr FaultSpec kSoftmaxSignFlipped{"softmax_sign_flipped",
                                                "the softmax term of the gradient has the wrong sign"};
 
-// Of losses over tokens: as rare as a fault of one thread in a thousand.
+// Faults of losses over tokens, as rare as a fault of one thread in a thousand.
 inline constexpr FaultSpec kTokenLost{"token_lost", "one token in a thousand is left out of the mean"};
 inline constexpr FaultSpec kTokenAdvantage{"token_advantage",
                                            "one token in a thousand has the advantage of another sequence"};

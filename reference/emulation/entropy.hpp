@@ -30,7 +30,7 @@ inline constexpr auto kEntropyFaults =
 inline constexpr auto kEntropyGradientFaults =
     joined(joined(kRowFaults, std::array{kLogSumForMean}), kTransformGradientFaults);
 
-/// How the emulated kernel treats each of `rows` rows: the factor of its results; 0 and skipped, or 0 after all.
+/// How the emulated kernel treats a row: whether it skips the row, and the factor of the row's results, 0 with a fault.
 class MaskedRows {
  public:
   MaskedRows(const EmulationArgs& args, int mask)

@@ -62,7 +62,7 @@ struct TransformedRow {
     }
   }
 
-  /// The gradient by the logit of column v of what has the gradient dz by the transformed one.
+  /// The gradient with respect to the logit of column v, from dz, the gradient with respect to the transformed logit.
   float by_logit(const Arithmetic& a, float dz, size_t v) const {
     if (!steps_) return dz * slope[v];
     const auto step = [&](float result) { return a.rounded_if(true, result); };

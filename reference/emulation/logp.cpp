@@ -146,7 +146,7 @@ void backward(const EmulationArgs& args) {
 constexpr std::array kSumFaults{kTopKTiesKept, kSumOfAll};
 constexpr std::array kSetFaults{kTopKOneMore, kTopKOneLess,    kTiesLastFirst,    kTopPBelow,
                                 kTopPOfAll,   kTopPUntempered, kTargetAlwaysKept, kTargetNotKept};
-/// In the forward pass they make -inf of a number, or a number of -inf.
+/// kSetFaults in the forward pass, where they turn a number into -inf, or -inf into a number.
 constexpr auto kForwardSetFaults = [] {
   auto faults = kSetFaults;
   for (FaultSpec& fault : faults) fault.kind = "nonfinite";

@@ -69,7 +69,7 @@ std::vector<float> softmax(const Arithmetic& a, const std::vector<float>& z) {
   return p;
 }
 
-/// Of experts [0, experts), sorted by `b` from the largest on.
+/// The experts, sorted by `b` from the largest on.
 std::vector<int64_t> sorted(const Arithmetic& a, const std::vector<float>& b) {
   std::vector<int64_t> order(b.size());
   std::iota(order.begin(), order.end(), 0);

@@ -88,7 +88,7 @@ inline float quotient(const Arithmetic& a, float x, float factor) {
   return a.has(kQuotientIn16Bit.name) ? Arithmetic::to_bf16(q) : q;
 }
 
-/// A code that has `lower` and `upper`, the codes on both sides of |q|, as its neighbours, by the faults of rounding.
+/// |q| as a code: `nearest`, or by a fault of rounding one of `lower` and `upper`, the codes on both sides of |q|.
 inline float rounded_between(const Arithmetic& a, float q, float lower, float upper, float nearest) {
   const float size = std::abs(q), middle = (lower + upper) / 2;
   if (a.has(kCodesTruncated.name)) nearest = lower;

@@ -108,7 +108,7 @@ inline constexpr std::array kPackedSinkForwardFaults = [] {
     if (fault.name == kLseWithoutSink.name) fault.kind = "nonfinite";
   return faults;
 }();
-/// ... and some with few, of which no probability but the sink's is left.
+/// Some packed sequences have few keys, of which no probability but the sink's is left.
 inline constexpr std::array kPackedSinkBackwardFaults = [] {
   std::array faults = kSinkBackwardFaults;
   for (FaultSpec& fault : faults)

@@ -18,7 +18,7 @@
 #define CHECKOP_EXPORT __attribute__((visibility("default")))
 #endif
 
-/* Tables of C++ that leave out members of later headers compile without a warning. */
+/*Lets C++ tables leave out members that later headers added, without a compiler warning. */
 #if defined(__cplusplus) && __cplusplus >= 201402L
 #define CHECKOP_NULL_BY_DEFAULT = nullptr
 #else

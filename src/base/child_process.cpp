@@ -25,8 +25,8 @@ namespace checkop {
 
 namespace {
 
-/// A process that is killed, or whose connection is closed, is dying; a CUDA driver may take some time to clean up
-/// after it.
+/// Time for a dying child, whether killed or with a closed connection: a CUDA driver may take a while to clean up after
+/// it.
 constexpr std::chrono::seconds kBuryLimit{20};
 
 }  // namespace
@@ -86,7 +86,7 @@ bool ChildProcess::is_alive() const {
 void ChildProcess::kill() const {
   if (pid_ <= 0) return;  // reaped: the number may be another process's by now
   if (group_ == Group::own && ::kill(-pid_, SIGKILL) == 0) return;
-  ::kill(pid_, SIGKILL);  // alone, also where it had no time to make its group
+  ::kill(pid_, SIGKILL);  // the child alone: it may not have made its group yet
 }
 
 void ChildProcess::pause() const {
@@ -111,7 +111,7 @@ ChildProcess::End ChildProcess::wait() {
     siginfo_t info{};
     while (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
     }
-    ::kill(-group, SIGKILL);  // before the child is reaped: until then its number is no other group's
+    ::kill(-group, SIGKILL);  // before the child is reaped: until then no other group can have its number
   }
   End end;
   rusage usage{};
@@ -131,7 +131,7 @@ ChildProcess::End ChildProcess::wait() {
 
 namespace {
 
-/// Whether the end may have to do with memory.
+/// A clause about memory, if the end may have to do with it; else "".
 std::string describe_memory(const ChildProcess::End& end, uint64_t allowed_bytes) {
   if (allowed_bytes > 0 && end.peak_bytes >= allowed_bytes / 4 * 3) {
     return fmt::format("; its memory had come to {} of the {} that it may have", format_bytes(end.peak_bytes),

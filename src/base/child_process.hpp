@@ -36,15 +36,15 @@ class ChildProcess {
   ChildProcess& operator=(ChildProcess&& other) noexcept;
   ~ChildProcess();
 
-  /// The number of a live child; less than 1 of none.
+  /// The child's process id; less than 1 if there is none.
   pid_t id() const { return pid_; }
   /// Whether it was started and not yet waited for.
   bool is_started() const { return pid_ > 0; }
-  /// Whether it runs. Leaves it waitable, so that its number stays its own.
+  /// Whether it runs. Leaves it waitable, so that its process id is not reused.
   bool is_alive() const;
   /// Ends the child, and its group if it has one, at once.
   void kill() const;
-  /// Stops all threads of the child, and returns once none runs, or the child has ended. Not of its group.
+  /// Stops all threads of the child, but not its group. Returns once none runs or the child has ended.
   void pause() const;
   /// Lets the child run on after pause().
   void resume() const;
@@ -62,8 +62,9 @@ class ChildProcess {
   Group group_ = Group::shared;
 };
 
-/// How a child ended that should have answered. Kills a child that closed its connection but keeps running.
-/// `allowed_bytes`: the memory that the child was allowed; 0 for no limit.
+/// How a child ended that closed its connection or did not answer. Waits for its end for a while. If it keeps running,
+/// the text says "killed", and the caller must kill it. `allowed_bytes`: the memory that the child was allowed; 0: no
+/// limit.
 std::string bury(ChildProcess& child, uint64_t allowed_bytes);
 
 }  // namespace checkop

@@ -27,7 +27,7 @@ class ElfFile {
  public:
   explicit ElfFile(const std::string& path) : file_(path, std::ios::binary) {}
 
-  /// Empty where the file has none that can be read.
+  /// Empty if the file has no dynamic section that can be read.
   Dynamic dynamic() {
     Elf64_Ehdr header{};
     if (!read(0, header) || std::string_view(reinterpret_cast<char*>(header.e_ident), SELFMAG) != ELFMAG ||

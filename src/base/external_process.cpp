@@ -30,7 +30,7 @@ namespace {
 
 /// Time that a process gets to end after it closed its standard output.
 constexpr std::chrono::seconds kDeathLimit{5};
-/// Time for the other end to take descriptors, of which a socket holds some without being read.
+/// Time for the other end to read descriptors: a socket holds only some that have not been read.
 constexpr std::chrono::seconds kTakeLimit{60};
 /// Limits on the quoted end of a process's standard error.
 constexpr off_t kLastBytes = 16384;
@@ -61,7 +61,7 @@ bool write_all(int file, const std::string& text) {
   return true;
 }
 
-/// Sends descriptors with a text. As with write_all(), who waits for the answer learns of a failure.
+/// Sends descriptors with a text. Ignores a failure, as write_all() does: whoever waits for the answer learns of it.
 void send_with(int socket, const std::string& text, const std::vector<int>& descriptors) {
   try {
     send_bytes(socket, text.data(), text.size(), Clock::now() + kTakeLimit, descriptors);

@@ -54,7 +54,7 @@ class LinePeer {
   LinePeer(const LinePeer&) = delete;
   LinePeer& operator=(const LinePeer&) = delete;
 
-  /// From now on an answer may take so long: one that takes longer ends the conversation.
+  /// Sets the time limit of each answer from now on. An answer that takes longer ends the conversation.
   void limit_answers(std::chrono::seconds limit) { limit_ = limit; }
 
   /// Sends one line and waits for one line of answer, without a time limit unless limit_answers() gave one.
@@ -73,21 +73,21 @@ class LinePeer {
   /// The next line of `from`. Where no more can come, `at_end` throws.
   std::string read_line(int from, const std::function<void()>& at_end);
 
-  std::string pending_;                        ///< read already, of lines to come
-  std::optional<std::chrono::seconds> limit_;  ///< of an answer
+  std::string pending_;                        ///< bytes that were read already and belong to later lines
+  std::optional<std::chrono::seconds> limit_;  ///< of each answer
 };
 
 /// The variable that holds the number of a child's socket. Descriptors come over it with single bytes, in the order of
 /// the lines that they belong to.
 inline constexpr char kSocketVariable[] = "CHECK_OPERATOR_FD";
 
-/// What a command may do that is confined.
+/// Limits for a command that runs in a sandbox.
 struct Confinement {
   SandboxRules rules;
   std::vector<std::string> variables;  ///< NAME=VALUE, in place of its parent's
 };
 
-/// Whether the shell that runs a command is replaced by it, so that both are one process.
+/// Whether `command` replaces the shell that runs it, so that both are one process.
 bool replaces_shell(const std::string& command);
 
 /// Runs a command in a shell. The process dies with its parent and belongs to the parent's process group.

@@ -64,7 +64,7 @@ bool copy_bytes(int from, int to, int64_t bytes) {
   return true;
 }
 
-/// Of the file beside `target` that replaces it once it is complete.
+/// The name of the file beside `target` that replaces it once it is complete.
 std::string temporary_name(const std::string& target) { return fmt::format("{}.{}.tmp", target, getpid()); }
 
 constexpr int kCreate = O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC;

@@ -157,7 +157,7 @@ std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint3
 
 /// Key and upper counter are two hashes of the same names from different starting states: 128 bits in all.
 Stream Stream::derive(uint64_t seed, std::string_view op, std::string_view tensor) {
-  // Whoever draws number by number asks for the same few streams again and again: the latest ones are kept.
+  // Callers that draw number by number ask for the same few streams again and again, so the latest ones are kept.
   struct Known {
     uint64_t seed = 0;
     std::string op, tensor;

@@ -65,7 +65,7 @@ constexpr uint64_t kOfFiles = kExecute | kWriteFile | kReadFile | kTruncate | kI
 constexpr uint64_t kTcp = 3, kScoped = 3;  // bind and connect; abstract sockets and signals
 constexpr int kScopedAbi = 6;
 
-/// 0: the kernel has none, or it is switched off.
+/// The version of Landlock; 0 if the kernel has none or it is switched off.
 int landlock_abi() {
   const long abi = syscall(__NR_landlock_create_ruleset, nullptr, 0, 1);
   return abi < 0 ? 0 : static_cast<int>(abi);
@@ -95,19 +95,20 @@ constexpr const char* kSystem[] = {"/usr",
 
 // --- What the CUDA driver needs besides, as seen with driver 580 ---
 
-/// It reads about the machine here.
+/// Where the driver reads about the machine.
 constexpr const char* kOfCuda[] = {"/proc/driver/nvidia", "/proc/driver/nvidia-caps",   "/proc/driver/nvidia-nvlink",
                                    "/proc/devices",       "/proc/sys/vm/mmap_min_addr", "/sys/bus/pci",
                                    "/sys/devices",        "/sys/module/nvidia",         "/sys/module/nvidia_uvm",
                                    "/etc/nvidia"};
-/// Its devices are these and /dev/nvidiaN.
+/// The driver's devices are these and /dev/nvidiaN.
 constexpr const char* kDevicesOfCuda[] = {"nvidiactl", "nvidia-uvm", "nvidia-caps"};
-/// It does not start where it can't write the names of its threads, whose numbers are still to come.
+/// The driver does not start if it can't write the names of its threads, whose ids are not known beforehand.
 constexpr const char* kThreads = "/proc/self/task";
-/// Nor without sockets of this kind. It asks for MPS by one, which the process does not get, and listens on another.
+/// The driver does not start without sockets of this kind either. It connects one to MPS, which is refused, and listens
+/// on another.
 constexpr uint32_t kDomainOfCuda = AF_UNIX, kSocketsOfCuda = SOCK_SEQPACKET;
 
-/// Rights over files, before they are the process's.
+/// Collects the rights over files that enter() limits the process to.
 class FileRules {
  public:
   explicit FileRules(int abi) {
@@ -129,8 +130,8 @@ class FileRules {
   void allow_writing(const std::string& path) { allow(path, ruleset_.files); }
   void allow_device(const std::string& path) { allow(path, kReadFolder | kReadFile | kWriteFile | kIoctl); }
 
-  /// The entries of `folder` except the files and folders of `hidden`. Landlock can't take back a right that it gave to
-  /// a folder, so the right is given to every other entry. A right to a link is a right to its target.
+  /// Allows reading the entries of `folder` except the files and folders of `hidden`. Landlock can't take back a right
+  /// that it gave to a folder, so every other entry gets the right. A right to a link is a right to its target.
   void allow_reading_all_but(const std::vector<std::filesystem::path>& hidden, const std::filesystem::path& folder) {
     std::vector<std::filesystem::path> inside;
     for (const std::filesystem::path& each : hidden) {
@@ -151,7 +152,7 @@ class FileRules {
   Descriptor set_;
 };
 
-/// Files that are no other process's and no device.
+/// Allows reading all files except devices, those of other processes in /proc, and `more_hidden`.
 void allow_reading_nearly_all(FileRules& files, const std::vector<std::string>& more_hidden) {
   constexpr const char* kProcesses = "/proc";
   std::vector<std::filesystem::path> hidden{kProcesses, "/dev"};
@@ -246,7 +247,7 @@ class Filter {
     load(offsetof(seccomp_data, nr));
   }
 
-  /// For the calling process. Needs no right, once new programs can't get more rights either.
+  /// Installs the filter for the calling process. Needs no capability after PR_SET_NO_NEW_PRIVS.
   bool install() {
     add(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     sock_fprog program{static_cast<unsigned short>(code_.size()), code_.data()};
@@ -259,7 +260,7 @@ class Filter {
     code_.push_back({code, if_true, if_false, k});
   }
   void load(size_t offset) { add(BPF_LD | BPF_W | BPF_ABS, static_cast<uint32_t>(offset)); }
-  /// The low half, on little-endian machines.
+  /// Loads the low half of the argument, on little-endian machines.
   void load_argument(int index) { load(offsetof(seccomp_data, args) + static_cast<size_t>(index) * 8); }
 
   /// Refuses the call where `comparison` of argument `index` with `operand` gives `result`.
@@ -274,7 +275,7 @@ class Filter {
   std::vector<sock_filter> code_;
 };
 
-/// Reach other processes, the kernel's inside or the machine's set-up; no candidate needs them.
+/// Calls that reach other processes, the kernel's internals or the machine's configuration; no candidate needs them.
 constexpr long kForbidden[] = {__NR_ptrace,
                                __NR_process_vm_readv,
                                __NR_process_vm_writev,
@@ -320,17 +321,19 @@ constexpr long kForbidden[] = {__NR_ptrace,
                                __NR_setpriority,
                                __NR_ioprio_set};
 
-/// Reach who listens, or outlive a process and would carry answers to the next one.
+/// Calls that reach any process that listens, or make objects that outlive a process and could carry answers to the
+/// next.
 constexpr long kForbiddenBetweenProcesses[] = {__NR_shmget,  __NR_msgget, __NR_semget,
                                                __NR_mq_open, __NR_tkill,  __NR_pidfd_send_signal};
 
-/// What starts or limits processes.
+/// Calls that start or limit processes.
 constexpr long kForbiddenToPlugins[] = {__NR_execve, __NR_execveat, __NR_setrlimit, __NR_pidfd_open};
 
-/// Only among a process's own threads. A signal 0 to others, which tells whether they live, is refused as well.
+/// Calls that a plugin may use for its own threads only. Signal 0 to other processes, which tells whether they live, is
+/// refused as well.
 constexpr long kSignals[] = {__NR_kill, __NR_tgkill, __NR_rt_sigqueueinfo, __NR_rt_tgsigqueueinfo};
 
-/// Users, processes and mounts of its own, in which a process would have all rights.
+/// New users, processes, mounts and the like, over which the process that makes them would have all rights.
 constexpr uint32_t kNewNamespaces =
     CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
 
@@ -344,9 +347,9 @@ void restrict_calls(const SandboxRules& rules) {
   } else {
     filter.refuse(__NR_socket);
   }
-  // As if they had worked: a process that wants a group or session of its own goes on in the one it has.
+  // Report success without effect: a process that wants a group or session of its own goes on in the one it has.
   for (const long call : {__NR_setsid, __NR_setpgid}) filter.refuse(call, 0);
-  filter.refuse_if(__NR_ioctl, 1, TIOCSTI);  // types into the terminal of who started the run
+  filter.refuse_if(__NR_ioctl, 1, TIOCSTI);  // would type into the terminal that the run was started from
   filter.refuse(__NR_clone3, ENOSYS);        // its flags lie in memory; the C library goes on with clone
   filter.refuse_with(__NR_clone, 0, kNewNamespaces);
   if (rules.processes == SandboxRules::Processes::none) {
@@ -365,7 +368,7 @@ void restrict_calls(const SandboxRules& rules) {
         filter.refuse_if(call, 0, static_cast<uint32_t>(-process));
       }
       filter.refuse_if(call, 0, static_cast<uint32_t>(-1));
-      filter.refuse_if(call, 0, 0);  // its group, which is that of who started it
+      filter.refuse_if(call, 0, 0);  // its own group, to which the process that started it belongs, too
     }
     for (const pid_t process : rules.untouchable) {
       filter.refuse_if(__NR_pidfd_open, 0, static_cast<uint32_t>(process));
@@ -433,7 +436,7 @@ enum Attempt : int {
   kLeavesGroup
 };
 
-/// A bit for each attempt that was refused.
+/// Makes every attempt. Returns a bit for each one that was refused.
 int attempts_refused(pid_t parent) {
   int refused = 0;
   const auto note = [&](Attempt attempt, bool is_refused) { refused |= is_refused ? 1 << attempt : 0; };

@@ -23,7 +23,7 @@ struct SandboxRules {
   std::vector<std::string> readable, hidden;
   std::vector<std::string> writable;  ///< files and folders
   bool uses_cuda = false;             ///< opens what cuda_files() lists
-  /// Processes that it must not signal, besides those of others where the kernel can tell.
+  /// Processes that a command must not signal, also where the kernel can't keep it from signalling others.
   std::vector<pid_t> untouchable;
 };
 
@@ -33,7 +33,7 @@ void enter_sandbox(const SandboxRules& rules);
 /// Keeps other processes of this user from reading and changing the memory of the calling process.
 void hide_memory();
 
-/// What the CUDA driver opens, of what this machine has; whole folders where a name is one.
+/// The files of this machine that the CUDA driver opens. A folder stands for everything in it.
 struct CudaFiles {
   std::vector<std::string> readable;
   std::vector<std::string> devices;   ///< for control and for mapping

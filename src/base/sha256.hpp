@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SHA-256 (FIPS 180-4): a digest for which nobody can make two contents, for files that a run vouches for.
+// SHA-256 (FIPS 180-4): a collision-resistant digest, for files that a run vouches for.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ namespace checkop {
 class Sha256 {
  public:
   Sha256& update(std::string_view bytes);
-  /// Of all bytes so far, as 64 hex digits.
+  /// The digest of all bytes so far, as 64 hex digits.
   std::string hex() const;
 
  private:

@@ -80,7 +80,7 @@ struct AxisPlan {
   bool layouts = false;  ///< without `all`: also contexts of `layout`, for the cost of a launch or two
 };
 
-/// The invariance axes of `axes`, or the others.
+/// The invariance axes among `axes`; of_launches() gives the others.
 AxisSet of_invariance(AxisSet axes);
 AxisSet of_launches(AxisSet axes);
 std::string known_axes();  ///< "repetition, first_call, ..." for messages

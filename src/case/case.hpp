@@ -55,9 +55,9 @@ std::string case_flags(const Case& c);
 /// last.
 std::vector<std::string_view> dims_of(const Operator& op);
 
-/// The dimension whose size `dim` has where a case gives it none: head_dim for v_dim; "": none, and a case has a size.
+/// The dimension whose size `dim` takes if the case gives it none: head_dim for v_dim. "" if the case must give a size.
 std::string_view usual_size_of(std::string_view dim);
-/// Takes out of c.dims what usual_size_of() gives: so the same sizes have one name.
+/// Removes sizes from c.dims that equal their usual size, so that equal cases have one name.
 void drop_usual_sizes(Case& c);
 /// The dimensions of its operator that the case gives a size.
 std::vector<std::string_view> dims_of(const Case& c);
@@ -65,12 +65,12 @@ std::vector<std::string_view> dims_of(const Case& c);
 /// The value of an extent of a dimension list. Throws std::out_of_range when a name has no size.
 int64_t extent_of(const Case& c, std::string_view extent);
 Shape shape_of(const Case& c, const TensorSpec& spec);
-/// Whether the case has the input with the sum that `output` continues.
+/// Whether the case has the input whose sums `output` continues; see TensorSpec::carry.
 bool is_carried(const Case& c, const TensorSpec& output);
 DType dtype_of(const Case& c, const TensorSpec& spec);
 bool is_present(const Case& c, const TensorSpec& spec);
 int64_t row_count(const Case& c);  ///< product of the extents of op->row_dims
-/// Whether Operator::may_be_empty of the case is 0.
+/// Whether the dimension Operator::may_be_empty has size 0 in the case.
 bool has_empty_dim(const Case& c);
 
 /// Bytes of all inputs and outputs: memory needed on the host, and once more on a device. Throws InputError beyond

@@ -170,7 +170,7 @@ enum class ProductKind : uint8_t {
   raised,       ///< far above 0, by about the same
   lowered,      ///< far below 0, by about the same
   equal,        ///< all 0
-  spread,       ///< times 64: one takes nearly all
+  spread,       ///< times 64: nearly all of the softmax goes to one product
   below_masks,  ///< of keys: below the numbers with which kernels replace -inf, such as -10^4 and -5 * 10^4
   first,        ///< of a weight: the first far above the others
   last,         ///< of a weight: the last far above the others

@@ -142,7 +142,7 @@ class ModelDraw {
   }
 
  private:
-  /// As many keys as queries, as where a prompt is read, in a few sequences.
+  /// A few sequences with as many keys as queries, as in prefill.
   void draw_sequences(Sweep& one) {
     constexpr double kFewest = 6;  // binary digits
     constexpr int64_t kMostTokens = 2 * kMostSize;

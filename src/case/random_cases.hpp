@@ -11,7 +11,7 @@ namespace checkop {
 
 /// Limit on the product of a random case's extents: its gold takes well under a second.
 inline constexpr int64_t kMostSpanned = int64_t{1} << 30;
-/// Of one run, of all operators together: their checks take about 2 KiB each.
+/// Limit on the random cases of a run, over all operators: each check takes about 2 KiB.
 inline constexpr int64_t kMostRandomCases = 2'000'000;
 
 /// Appends `count` cases of the sweep's operator. Each case has one of the sweep's passes, dtypes, sets of optional

@@ -102,7 +102,7 @@ double gold_work(const Case& c) {
   for (const TensorSpec& spec : c.pass->inputs) take(spec);
   for (const OutputSpec& spec : c.pass->outputs) take(spec.tensor);
   double work = 1;
-  // Sums are as long as one size or the other, not as both: no product has head_dim and v_dim.
+  // A dimension with a usual size does not count: no product has both head_dim and v_dim.
   for (const std::string_view name : names)
     if (usual_size_of(name).empty()) work *= static_cast<double>(extent_of(c, name));
   return work;

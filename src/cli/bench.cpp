@@ -72,7 +72,7 @@ std::vector<Group> group_by_case(const Selection& selection, const Options& opti
   return groups;
 }
 
-/// The plugins of all candidates of a device: they need one worker, because the candidates of a case share a process.
+/// The plugins of all candidates of a device: they need one worker, which times the candidates of a case in turns.
 std::vector<std::string> plugins_on(const std::string& device, const std::vector<Group>& groups) {
   std::set<std::string> paths;
   for (const Group& group : groups) {

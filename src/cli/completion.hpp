@@ -7,7 +7,7 @@
 
 namespace checkop {
 
-/// For bash or zsh, of the program whose flags and subcommands `app` has.
+/// The script that completes commands in bash or zsh, made of the flags and subcommands of `app`.
 std::string completion_script(const CLI::App& app, const std::string& shell);
 
 }  // namespace checkop

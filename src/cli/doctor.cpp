@@ -118,7 +118,7 @@ void look_at_sandbox(const std::string& name, SandboxRules::Processes processes,
   }
 }
 
-/// Whether the driver starts where a plugin of a GPU runs.
+/// Whether the CUDA driver starts in the sandbox of a plugin.
 void look_at_gpu_sandbox(Findings& findings) {
   if (!built_with_cuda()) return;
   Diagnosed sandbox{"sandbox of a GPU", "", true, false, "a GPU, or --no-isolate for plugins that can be trusted"};

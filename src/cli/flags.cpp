@@ -127,7 +127,7 @@ void add_candidate_options(CLI::App& app, RunOptions& run) {
   app.option_defaults()->group("Options");
 }
 
-/// Candidates that are processes. Not for `bench`, which times all candidates of a case in one process.
+/// Candidates that are processes. Not for `bench`, which times plugins and peers.
 void add_external_options(CLI::App& app, RunOptions& run) {
   app.add_option("--exec", run.external,
                  "command to run as a candidate: it gets cases as lines of JSON, and tensors in shared memory or files")

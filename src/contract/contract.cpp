@@ -59,7 +59,7 @@ void take(const GateList& list, const Subject& subject, const std::string& reaso
   }
 }
 
-/// Grants the recipes of `target` that are among `names` and not yet granted.
+/// Grants the recipes of `known` that are among `names` and not yet granted.
 void grant_recipes(std::span<const std::string> names, const std::vector<const Recipe*>& known, const std::string& path,
                    const std::string& reason, std::vector<RecipeGrant>& granted) {
   for (const Recipe* recipe : known) {

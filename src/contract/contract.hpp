@@ -25,7 +25,7 @@ struct NumberSource {
   std::string reason = {};  ///< the overlay's reason
 };
 
-/// RecipeGrant::path of what the contract allows to kernels that declare it.
+/// RecipeGrant::path of a recipe that the contract grants to kernels that declare it.
 inline constexpr const char* kDeclaredRecipes = "declared_recipes";
 
 /// A recipe that an output may be judged by; see Recipe.
@@ -50,7 +50,7 @@ struct Gates {
   std::string why = {};                    ///< the rule's reason; "" in the RL-Kernel format
   std::vector<NumberSource> numbers = {};  ///< the source of every number of every gate
   std::vector<RecipeGrant> recipes = {};   ///< those that the output has in this case, in the order of the pass
-  /// Of the errors of a row's elements no more than one is independent, and of all no more than this; 0: all are.
+  /// How many errors of an output's elements count as independent: one per row, and at most this many; 0: all of them.
   int64_t independent = 0;
   LeftOutDemand left_out = {};
   std::vector<std::string> withheld = {};  ///< one sentence for each number that an expired overlay no longer loosens

@@ -51,7 +51,7 @@ void find_idle_numbers(const Contract& contract, Findings& found) {
   }
 }
 
-/// What the rule and the less specific overlays leave at `target` for every subject that `overlay` fits.
+/// The `left_out` that would apply at `target` without `overlay`, for every subject that it fits.
 LeftOut left_out_below(const Overlay& overlay, const Contract& contract, const JudgedOutput& target) {
   const Rule* rule = most_specific(contract.table().rules, target, contract.path());
   LeftOut below = rule == nullptr ? LeftOut::nonfinite : rule->left_out.value_or(LeftOut::nonfinite);

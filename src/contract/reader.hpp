@@ -45,7 +45,7 @@ void read_gate(const JsonValue& json, GateList& list);
 void check_gates(const GateList& list, const Rule& rule, const std::vector<JudgedOutput>& targets,
                  const std::string& path);
 
-/// Reads a list of recipes. Throws InputError for a name that no output has which `match` fits.
+/// Reads a list of recipes. Throws InputError for a name that is no recipe of any output that `match` fits.
 std::vector<std::string> read_recipes(const JsonValue& json, const RuleMatch& match);
 
 /// Reads "left_out". Throws InputError if no operator that `match` fits leaves anything out.

@@ -48,9 +48,8 @@ const Poison& poison_of(DType dtype) { return poisons[static_cast<size_t>(dtype)
 
 namespace {
 
-/// The pattern of launch `draw` that these bits make: a quiet NaN, or a finite value whose exponent is one of four that
-/// end with 1's, of either sign. Of integers a large positive number: no id that a candidate could take for valid. Of
-/// 8 bits, any.
+/// A poison pattern made of random `bits`: a quiet NaN, or a finite value of either sign with a magnitude in [1/8, 2).
+/// For integers a large positive number, which no candidate can take for a valid id. For types of 8 bits any pattern.
 uint64_t pattern_of_bits(DType dtype, bool is_nan, uint64_t bits) {
   const auto low = [&](int n) { return bits & ((uint64_t{1} << n) - 1); };
   const int width = static_cast<int>(info(dtype).bytes) * 8, mantissa = mantissa_bits(dtype);

@@ -26,9 +26,9 @@ const Poison& poison_of(DType dtype);
 /// without the seed can't know them. Do not call it if ranks are processes: each would have its own patterns.
 void draw_poison(uint64_t seed);
 
-/// output[kind], as another value of its kind for each `draw` but 0.
+/// A variant of output[kind], another one for each `draw`; output[kind] itself for draw 0.
 uint64_t drawn_poison(DType dtype, size_t kind, uint64_t draw);
-/// A number that no launch of this process had.
+/// A `draw` that no launch of this process had.
 uint64_t next_draw();
 
 /// Guard elements on each side of every buffer.

@@ -27,7 +27,7 @@ cuda::Handle make_memory(int device, size_t bytes) {
   return handle;
 }
 
-/// Between unmapped addresses of one granule on each side: an access beyond it faults.
+/// An arena between unmapped addresses of one granule on each side: an access beyond it faults.
 class CudaArena final : public Arena {
  public:
   CudaArena(int device, size_t bytes, size_t granule)

@@ -205,8 +205,8 @@ class CudaDevice final : public Device {
     check(cudaGetLastError(), what);  // a launch error that the candidate did not report
   }
 
-  /// Processes take turns on the device: where another one has work, a launch after a break waits for the end of that
-  /// process's turn, some milliseconds, or of its work.
+  /// Processes share the device in time slices. While another one has work, a launch after a break waits some
+  /// milliseconds, until that process's time slice or its work ends.
   bool wait_until_alone(std::chrono::milliseconds limit) override {
     constexpr double kAnswerMs = 0.2, kBreakMs = 0.05;
     constexpr int kInARow = 2;
@@ -215,7 +215,7 @@ class CudaDevice final : public Device {
     for (int prompt = 0; prompt < kInARow;) {
       const auto end = Clock::now();
       if (end > until) return false;
-      while (prompt > 0 && ms_since(end) < kBreakMs) {  // in which another process's turn begins
+      while (prompt > 0 && ms_since(end) < kBreakMs) {  // long enough for another process's time slice to begin
       }
       const auto begin = Clock::now();
       do_nothing<<<1, 1, 0, launches_->stream()>>>();
@@ -245,7 +245,7 @@ class CudaDevice final : public Device {
 
   void flush_cache() override {
     make_current();
-    // What another process set aside. Not every device has this.
+    // Releases the cache that another process set aside. Not every device supports this.
     if (is_by_block_ && cudaCtxResetPersistingL2Cache() != cudaSuccess) (void)cudaGetLastError();
     constexpr size_t kCaches = 4;
     const size_t bytes = kCaches * cache_bytes();
@@ -282,7 +282,8 @@ class CudaDevice final : public Device {
  private:
   static constexpr int kThreads = 256;
 
-  /// How long work beside the stream, which is done, goes on. What an idle device takes to say so is none of it.
+  /// How long other streams go on after the timed stream has finished, without the time that a wait for an idle device
+  /// takes.
   double unfinished_ms() {
     constexpr double kNoiseMs = 0.02;
     const auto wait_ms = [] {

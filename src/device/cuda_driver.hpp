@@ -66,7 +66,7 @@ struct Driver {
   std::string name_of(Result result) const;
 };
 
-/// Of memory of a device, by its number, that another process can map.
+/// The properties of memory of device `device` that another process can map.
 AllocationProperties properties_of(int device);
 
 /// A range of addresses in which memory of a device is mapped; what is around it faults.

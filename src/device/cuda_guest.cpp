@@ -19,7 +19,7 @@ namespace {
 
 /// Addresses within this distance of a window can't be touched.
 constexpr size_t kApart = size_t{64} << 20;
-/// The window begins up to so many granules later than it need.
+/// A window begins at one of this many granules, drawn at random.
 constexpr size_t kPlaces = 64;
 
 cuda::Handle import_memory(int descriptor) {

@@ -15,7 +15,7 @@ namespace checkop {
 namespace {
 
 constexpr char kSymbol[] = "check_operator_plugin";
-/// Of checkop_kernel in the first header of this ABI version.
+/// Size of checkop_kernel in the first header of this ABI version.
 constexpr size_t kLeastKernelBytes = offsetof(checkop_kernel, recipes);
 
 }  // namespace

@@ -82,7 +82,7 @@ class SharedMemory {
     int64_t arena;
     size_t offset, bytes;  ///< whole pages
     Access access;
-    uint64_t number;  ///< never used twice
+    uint64_t number;  ///< of the block, never used twice
     const std::byte* begin;
   };
 
@@ -105,8 +105,8 @@ class SharedMemory {
   bool has(const std::byte* begin, uint64_t number) const;
   /// How many blocks were freed so far.
   uint64_t frees() const { return frees_; }
-  /// Called before a block of `kLargeBytes` or more is made, and where there is no memory left: the process of `user`
-  /// should let freed blocks go.
+  /// Registers `body`, which is called before a block of `kLargeBytes` or more is made and when no memory is left. It
+  /// should have the process of `user` unmap freed blocks.
   void before_large_block(const void* user, std::function<void()> body) { before_large_block_[user] = std::move(body); }
   void forget_user(const void* user) { before_large_block_.erase(user); }
   static constexpr size_t kLargeBytes = size_t{16} << 20;

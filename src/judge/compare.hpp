@@ -108,7 +108,7 @@ struct Comparison {
   /// For an output that fails, by RecipeSearch::every_set: all minimal sets of recipes under which it would pass, the
   /// smallest first.
   std::vector<std::vector<std::string>> every_set;
-  /// Of an output that fails: with finite numbers in what the operator leaves out it passes, or would by passes_under.
+  /// For an output that fails: with finite numbers in the left-out elements it passes, or would under passes_under.
   bool leaks_left_out = false;
   std::string granted_by;      ///< the shipped contract that grants all that the output needs to pass; "" for none
   bool tried_recipes = false;  ///< whether passes_under was looked for

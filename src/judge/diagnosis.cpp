@@ -54,7 +54,7 @@ double rounded_to(DType dtype, double x) {
 
 // --- values of the failing elements ----------------------------------------------------------------------------------
 
-/// Only the poison itself says so: other NaNs with a payload, 0x7fffffff among them, are what GPUs compute.
+/// Looks for the poison itself: other NaNs with a payload, such as 0x7fffffff, are results that GPUs compute.
 Pattern unwritten(const Suspect& s) {
   if (!info(s.dtype).is_float || !s.poisoned) return {};
   const uint64_t poison = poison_of(s.dtype).output[0];
@@ -70,7 +70,7 @@ Pattern not_a_number(const Suspect& s) {
   return {"the failing elements are NaN"};
 }
 
-/// Whether every stored element of the output is as asked.
+/// Whether `is` holds for every stored element of the output.
 template <class Is>
 bool every_stored(const Suspect& s, const Is& is) {
   for (int64_t r = 0; r < s.view.rows; ++r) {
@@ -80,7 +80,7 @@ bool every_stored(const Suspect& s, const Is& is) {
   return true;
 }
 
-/// The output has no subnormal number at all, and what fails are zeros in place of some.
+/// The output has no subnormal numbers, and the failing elements are zeros where the gold is subnormal.
 Pattern flushed(const Suspect& s) {
   if (!info(s.dtype).is_float) return {};
   const double least = std::ldexp(1.0, info(s.dtype).min_exponent);
@@ -253,8 +253,8 @@ Pattern factor(const Suspect& s) {
   return {fmt::format("the failing elements are {:.5g} times the gold", product / square), true};
 }
 
-/// A factor too near to 1 to show in single elements: the known rows, passing elements too, are nearer to it than to
-/// the gold.
+/// A factor too near to 1 to show in single elements: the known rows, with their passing elements, are nearer to
+/// factor*gold than to the gold.
 Pattern small_factor(const Suspect& s) {
   constexpr double kNearer = 4;  // times, in squares
   double product = 0, square = 0, from_gold = 0, from_factor = 0;

@@ -40,7 +40,7 @@ struct Suspect {
 /// What the failing elements have in common.
 struct Pattern {
   std::string text;  ///< "the failing elements are zeros, only in columns 192 to 199, behind the last whole tile of 64"
-  /// It says what every compared element of the output is, so that a known fault that gives the same is a guess.
+  /// Whether the text describes every compared element, so that a known fault with the same result would be a guess.
   bool complete = false;
 };
 
@@ -52,7 +52,7 @@ std::vector<int64_t> rows_to_compare(const FailureSummary& failures, int64_t tot
 ///              block, the largest of each row, a multiple of the gold, truncated, fewer bits than the output's dtype
 ///   positions: one element, the last columns or rows, often behind the last whole tile, columns or rows that repeat
 ///              with a tile's width, one index of a dimension, only where a mask is 0
-/// Of a sample of failing elements, to help the reader; no verdict depends on it.
+/// Looks at a sample of failing elements, to help the reader; no verdict depends on it.
 Pattern diagnose(const Suspect& suspect);
 
 }  // namespace checkop

@@ -53,7 +53,7 @@ class ErrorMapper {
     std::array<double, kMostCells> largest_;  ///< of the row's cells
   };
   void add(int64_t row, const Row& part);
-  /// What another one of the same extents has collected, too.
+  /// Adds what `other`, of the same extents, has collected.
   void merge(const ErrorMapper& other);
 
   ErrorMap map() const;
@@ -66,7 +66,7 @@ class ErrorMapper {
   std::vector<double> largest_;  ///< by cell; negative: nothing there
 };
 
-/// The largest of n >= 1 numbers; a NaN may hide.
+/// The largest of n >= 1 numbers; may ignore a NaN.
 double largest_of(const double* x, size_t n);
 
 /// The character of a cell.

@@ -226,7 +226,7 @@ class Judge {
   /// out whether recipes that are not granted would let it pass.
   void try_recipes(size_t i, Comparison& result) {
     const std::vector<const Recipe*> known = recipes_of(*c_.pass, c_.pass->outputs[i].tensor, c_.dtype);
-    // No rounding makes what is not finite finite. Without inputs there is only a stored gold.
+    // No rounding makes a non-finite element finite. Without inputs there is only a stored gold.
     if (known.empty() || result.nonfinite > 0 || inputs_.empty()) return;
     Names all, granted;
     for (const Recipe* recipe : known) all.push_back(recipe->name);
@@ -261,7 +261,7 @@ class Judge {
     if (!found.empty()) result.passes_under = result.every_set.front();
   }
 
-  /// The first of `sets` that is a part of `allowed`, not of `tried`, and by which output i passes; nullptr for none.
+  /// The first of `sets` that is a subset of `allowed`, not of `tried`, and by which output i passes; nullptr for none.
   const Names* first_that_passes(size_t i, const std::vector<const Recipe*>& known, const std::vector<Names>& sets,
                                  const Names& tried, const Names& allowed) {
     for (const Names& set : sets) {
@@ -311,7 +311,7 @@ class Judge {
     return by_recipes_.emplace(set, once(outputs_, set)).first->second;
   }
 
-  /// Takes the trivial answers that the other gates reject out of those that the gates of single elements accept.
+  /// Removes the trivial answers from would_pass that the gates of the whole output reject.
   void reject_trivial_answers(size_t i, Comparison& result) const {
     const bool by_elements_alone = std::all_of(result.gates.begin(), result.gates.end(),
                                                [](const GateResult& gate) { return is_elementwise(gate.metric); });

@@ -23,7 +23,7 @@ constexpr double kMostlyExplained = 0.1;  // the same for a guess
 constexpr double kFarthest = 1e6;         // an error that counts, in bounds: one element must not speak for all
 constexpr Plan kUsual{Plan::Order::blocked, 512};
 
-/// What a fault says of one output.
+/// How well a fault explains one output.
 struct Fit {
   bool gives_all = true;         ///< each element, as well as the bounds allow
   double before = 0, after = 0;  ///< squared errors of the failing elements from the gold, and from the fault's result
@@ -44,10 +44,10 @@ std::vector<double> decoded(const Tensor& tensor) {
   return values;
 }
 
-/// Whether the size of the errors alone says something, since they depend on the order of addition.
+/// Whether only the size of the fault's errors can be compared, since their values depend on the order of addition.
 bool is_of_order(const FaultSpec& fault) { return fault.name == faults::kBf16Accumulator.name; }
 
-/// The outputs of a check, held against emulations of one part of it.
+/// Compares the outputs of a check with emulations of faults on one part of it.
 class Suspects {
  public:
   Suspects(const JudgedOutputs& judged, EmulatedFaults& emulated) : judged_(judged), emulated_(emulated) {
@@ -226,7 +226,8 @@ class Search {
     return all;
   }
 
-  /// The errors of sums in bf16 depend on the order of addition: those of another order are as large, and different.
+  /// Whether the errors are as large as the candidate's. Those of sums in bf16 differ with the order of addition, but
+  /// not in size.
   static bool is_near(const Candidate& candidate) {
     return !candidate.gives_every_output() &&
            std::any_of(candidate.fits.begin(), candidate.fits.end(), [](const Fit& fit) {

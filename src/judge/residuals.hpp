@@ -10,9 +10,9 @@
 namespace checkop {
 
 /// For outputs with sampled gold (`rows` is not `all`): checks that every element is finite (where the gold may be
-/// infinite: that none is NaN) and that the identities
-/// hold in every row. For other outputs: checks the identities if the contract has a gate for them. Stores the results
-/// in `comparisons`, which are in the order of the pass. Identities allow for the roundings of `recipes`.
+/// infinite: that none is NaN) and that the identities hold in every row. For other outputs: checks the identities if
+/// the contract has a gate for them. Stores the results in `comparisons`, which are in the order of the pass.
+/// Identities allow for the roundings of `recipes`.
 void check_identities(const Case& c, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
                       const std::vector<Gates>& gates, const std::vector<int64_t>& terms,
                       const std::vector<RowSet>& rows, unsigned threads, const ActiveRecipes& recipes,

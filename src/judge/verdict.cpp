@@ -39,8 +39,8 @@ void judge_memory(const Case& c, const RunResult& run, Findings& found) {
   }
 }
 
-/// In a case without rows, outputs with an extent of their number are empty by design; it tests the launch, the memory,
-/// and outputs that are sums over rows.
+/// Whether the output is empty by design, for a lack of rows or an empty dimension. Such a case tests the launch, the
+/// memory, and outputs that are sums over rows.
 bool is_declared_empty(const Case& c, size_t output) {
   const TensorSpec& spec = spec_of(c, output).tensor;
   if (row_count(c) == 0 && element_count(shape_of(c, spec)) == 0) return true;
@@ -106,7 +106,7 @@ void judge_elements(const Case& c, size_t index, const Comparison& comparison, F
   const auto where = [&](const ElementReport& e) {
     return fmt::format("{}{} = {:.9g}, gold {:.9g}", spec.name, coordinates(shape_of(c, spec), e.index), e.got, e.gold);
   };
-  // None is, where no gate is of single elements.
+  // No element is out of bound if no gate judges single elements.
   const std::string share = comparison.out_of_bound == 0
                                 ? ""
                                 : fmt::format("; {} of {} out of bound", comparison.out_of_bound, comparison.count);
@@ -284,7 +284,7 @@ Findings findings(const Case& c, const RunResult& run, const std::vector<Compari
       return {{Verdict::skipped, "memory", run.message}};
     case RunStatus::failed:
       if (run.device_lost) return {{Verdict::error, "device", run.message}};
-      // Inputs and what lies around them can't be written to, and the attempt was its end.
+      // Inputs and the memory around them can't be written to, so the attempt ended the candidate.
       judge_memory(c, run, found);
       if (!found.empty()) return found;
       return {fail("candidate", fmt::format("the candidate failed: {}", run.message))};

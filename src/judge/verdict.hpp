@@ -33,9 +33,9 @@ Judgment judge(const Case& c, const RunResult& run, const std::vector<Comparison
                const std::vector<Demands>& demands, const RunChecks& checks, bool accuracy,
                const std::vector<KnownFailure>& known = {});
 
-/// Whether the judgment is of wrong numbers, which causes() are about.
+/// Whether the judgment is about wrong numbers, which causes() explains.
 bool is_of_numbers(const Judgment& judgment);
-/// What made the outputs fail, or looks like it, a sentence for each output that says something: "o is as where ...".
+/// The known or likely causes of wrong outputs, one sentence for each output that has one: "o is as where ...".
 std::vector<std::string> causes(const Case& c, const std::vector<Comparison>& comparisons);
 
 /// Exit code of a whole run, in the documented priority: 4, 1, 3, 0. 3 means that nothing ran or a check was

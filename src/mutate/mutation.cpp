@@ -28,7 +28,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 /// The order of addition in which faults are emulated. Its error is far below every limit.
 constexpr Plan kUsual{Plan::Order::blocked, 512};
 
-/// Data for faults that say so, and for no others.
+/// Whether data of this mode serve only the faults that name it.
 bool is_special(InputMode mode) { return mode == InputMode::extreme || mode == InputMode::captured; }
 
 constexpr FaultSpec kUpstreamInFp16{"upstream_in_fp16",
@@ -236,8 +236,8 @@ class Trials {
     }
   }
 
-  /// As Session judges a candidate: if the contract accepts it, by its outputs with finite numbers in the left-out
-  /// elements. A fault may change nothing in these outputs.
+  /// Judges as Session does: if the contract accepts that, by the outputs with finite numbers in the left-out elements.
+  /// A fault may change nothing in these outputs.
   Trial judged_of_data(const std::vector<Tensor>& wrong, const FaultSpec& fault,
                        const std::vector<std::string>& recipes) {
     Trial trial = judged(wrong);
@@ -289,8 +289,8 @@ class Trials {
     return trial;
   }
 
-  /// `judge` where `wrong` has other bits than `right`. Where it only has other zeros, of the other sign, that is a
-  /// fault for a contract that rejects them.
+  /// Calls `judge` if `wrong` has other bits than `right`. If only the signs of zeros differ, the fault counts only for
+  /// a contract that rejects them.
   Trial tried(const std::vector<Tensor>& right, const std::vector<Tensor>& wrong,
               const std::function<Trial()>& judge) const {
     if (std::equal(right.begin(), right.end(), wrong.begin(), same_bits)) return unchanged();

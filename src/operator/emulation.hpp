@@ -45,7 +45,7 @@ struct FaultSpec {
   std::string_view dtypes = "";  ///< dtypes in which it is visible, "bf16 fp16"; "" for all
   std::string_view needs =
       "";  ///< optional tensors that must be present, "sinks lse"; "-mask": one that must be absent
-  std::string_view recipes = "";     ///< granted one of these, a kernel may err so, except in fp16
+  std::string_view recipes = "";     ///< recipes that each permit this fault, except in fp16
   std::string_view input_mode = "";  ///< "extreme" or "captured" if no other data show it
 };
 

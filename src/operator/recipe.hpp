@@ -31,7 +31,7 @@ struct Recipe {
   /// Of an allowance: the gold rounds, too, where the roundings are too large to be allowed for.
   bool rounds_large = false;
 
-  /// Whether the gold with this recipe is another one, and not the same with wider bounds.
+  /// Whether this recipe changes the gold's values, not only their bounds.
   bool changes_gold() const { return exact || rounds_large; }
 };
 
@@ -39,7 +39,7 @@ inline constexpr std::string_view kTf32Operands = "tf32_operands";   ///< of mat
 inline constexpr std::string_view kPartials = "partials_in_16_bit";  ///< of matrix products that are split along k
 inline constexpr std::string_view k16Bit = "bf16 fp16";              ///< Recipe::dtypes of most
 
-/// A value after a rounding, and how far a kernel's may be from it.
+/// A rounded value, and how far a kernel's rounded value may be from it.
 struct Rounded {
   double value;
   double slack;  ///< 0 unless the exact value lies so near to a tie that a kernel may round it to the other side

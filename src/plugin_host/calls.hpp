@@ -11,12 +11,12 @@
 
 namespace checkop::host {
 
-/// Where a pointer of a call lies: a window and a distance from its begin. Number 0 is no pointer.
+/// Where a pointer of a call points: a window and the distance from its begin. Window 0 stands for a null pointer.
 struct Place {
   uint64_t window = 0, offset = 0;
 };
 
-/// Adds all of a call but its pointers, which `place` translates, and its communicators.
+/// Packs a call without its communicators. `place` translates its pointers.
 template <class PlaceOf>
 void pack_call(Packer& packer, const checkop_call& call, const PlaceOf& place) {
   packer.put(call.n_inputs).put(call.n_outputs).put(call.n_attrs);

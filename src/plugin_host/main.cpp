@@ -29,7 +29,7 @@
 namespace checkop::host {
 namespace {
 
-/// One kernel runs in each at a time.
+/// A connection to the owner. One kernel runs in each at a time.
 struct Lane {
   checkop_host_comm comm;  ///< must be the first member: the ABI's functions cast its address to Lane
   int socket;
@@ -49,7 +49,7 @@ Packer answer(Answer kind, const T& value) {
 
 Packer answer(Answer kind, const std::string& text) { return Packer().put(kind).text(text); }
 
-/// Who writes to an input learns which. The process ends either way, as it would without this.
+/// Tells the owner which input was written to. The process ends either way, as it would without this handler.
 void note_write_to_input(int number, siginfo_t* info, void*) {
   if (info->si_code <= 0) {  // sent by someone: there is no access that would be repeated
     raise(number);
@@ -97,7 +97,7 @@ template <class Body>
 std::optional<Packer> guarded(const Body& body) {
   try {
     return body();
-  } catch (const WireError&) {  // ours
+  } catch (const WireError&) {  // of our own protocol, not of the plugin
     throw;
   } catch (const LaunchModeUnsupported& e) {
     return answer(Answer::no_mode, std::string(e.what()));
@@ -125,7 +125,7 @@ void map_windows(Unpacker& unpacker, const std::vector<Descriptor>& descriptors)
   }
 }
 
-/// What the kernel says is added to what the device says.
+/// Throws `error` again, with the kernel's message added to its own.
 template <class Error>
 [[noreturn]] void fail(const Error& error, const std::string& said, const auto&... more) {
   throw Error(said.empty() ? error.what() : std::string(error.what()) + " (" + said + ")", more...);
@@ -154,7 +154,7 @@ struct Launches {
   }
   bool is_ok() const { return !thrown && status == CHECKOP_OK; }
   std::string message() const { return calls.empty() ? "" : calls[latest]->message(); }
-  /// Calls body(), which runs all of them, with what the device throws told in their words.
+  /// Calls body(), which runs all launches. Adds the kernel's message to what the device throws.
   template <class Body>
   void on_gpu(const Body& body) {
     try {
@@ -173,7 +173,7 @@ struct Launches {
   }
 };
 
-/// Returns when the owner begins something: what it wrote in place of `before`.
+/// Waits until the owner replaces `before` at the gate. Returns the new number.
 uint64_t wait_at_gate(uint64_t before) {
   constexpr int kSpins = 256;
   for (int i = 1;; ++i) {
@@ -197,12 +197,12 @@ void run_on_gpu(Launches& launches, Timer timer, double cover_us) {
   }
 }
 
-/// Whether all launches could be recorded. What they say meanwhile counts for nothing: they run once more.
+/// Whether all launches could be recorded. Their results here do not count: they run once more.
 bool can_record(Launches launches) {
   return gpu->record([&] { return launches.run(); });
 }
 
-/// Launches that are timed, on a GPU behind `cover_us` in which it waits. An answer where they are not all ok.
+/// Runs launches that are timed, on a GPU behind `cover_us` in which it waits. Returns an answer unless all are ok.
 std::optional<Packer> take_turns(Launches launches, Timer timer, double cover_us, int socket) {
   if (gpu) gpu->release_cache();
   if (timer == Timer::recorded && !(gpu && can_record(launches))) timer = Timer::whole;
@@ -267,7 +267,7 @@ void open_gate(const Descriptor& page) {
   gate = static_cast<Gate*>(memory);
 }
 
-/// Before the first plugin runs: what they load is known, and the rest of the machine is closed to them.
+/// Enters the sandbox, before the first plugin runs: of other files than the system's it can read its libraries alone.
 void enter(Unpacker& unpacker) {
   SandboxRules rules;
   for (uint64_t n = unpacker.count(); n > 0; --n) paths.emplace_back(unpacker.text());
@@ -303,7 +303,7 @@ Packer table_of_plugins() {
 
 void serve(int socket);
 
-/// Nothing where the gate says all.
+/// The answer to a request; none if the gate has told the owner all.
 std::optional<Packer> answer_to(const std::string& message, Lane& lane, std::vector<Descriptor>& descriptors) {
   Unpacker unpacker(message);
   switch (const auto request = unpacker.get<Request>()) {

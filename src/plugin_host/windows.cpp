@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// mmap() at random addresses. What a GPU maps is the affair of its device.
+// mmap() at random addresses. A GPU's memory is mapped by its device.
 #include "plugin_host/windows.hpp"
 
 #include <sys/mman.h>

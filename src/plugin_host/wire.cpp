@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages on a stream socket: a length, and as many bytes. Blocking: who waits too long is killed by others.
+// Messages on a stream socket: a length, and as many bytes. Blocking: other processes kill one that waits too long.
 #include "plugin_host/wire.hpp"
 
 #include <sys/socket.h>

@@ -46,7 +46,7 @@ enum class Answer : uint8_t {
   no_device      ///< the GPU can't be used at all: a text
 };
 
-/// Of an error of a GPU.
+/// What an error of a GPU means for the process.
 enum class Harm : uint8_t {
   none,
   no_memory,
@@ -61,7 +61,7 @@ enum class Timer : uint8_t {
   recorded,  ///< the same, recorded before they wait at the gate, where a GPU can do that
 };
 
-/// In place of the index of a GPU.
+/// Stands for no GPU, in place of an index.
 inline constexpr int32_t kNoGpu = -1;
 
 /// Memory of the owner as the process sees it: pages behind a descriptor, between addresses that can't be touched.
@@ -71,18 +71,18 @@ struct Window {
   bool is_writable;
 };
 
-/// A page on which the owner begins launches and sees their end, without a way through the system. The owner takes
-/// nothing from it but that they ended.
+/// A page through which the owner begins launches and sees their end, without system calls. The owner takes from it
+/// that they ended, and for Timer::claimed a time that it bounds by its own clock.
 struct Gate {
-  alignas(64) std::atomic<uint64_t> begin;  ///< of the owner: a number that nobody knew before
-  alignas(64) std::atomic<uint64_t> beats;  ///< of the process: goes up while it waits
-  alignas(64) std::atomic<uint64_t> end;    ///< of the process: `begin`, once what was begun is done
+  alignas(64) std::atomic<uint64_t> begin;  ///< by the owner: a number that nobody knew before
+  alignas(64) std::atomic<uint64_t> beats;  ///< by the process: goes up while it waits
+  alignas(64) std::atomic<uint64_t> end;    ///< by the process: `begin`, once what was begun is done
   std::atomic<uint64_t> is_answered;        ///< before `end`: whether an answer follows
   std::atomic<uint64_t> claimed_ns;         ///< before `end` of Timer::claimed: how long they took by its own account
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-/// Whether Gate::begin begins a pass without launches, which warms the way that the launches take; another follows.
+/// Whether this value of Gate::begin begins a warm-up pass without launches; a pass with launches follows.
 inline bool is_dry(uint64_t number) { return number % 2 == 0; }
 
 /// A message under construction.
@@ -143,11 +143,11 @@ class Unpacker {
 /// Sends one message and waits as long as it takes. Returns whether the other end took it.
 bool send(int socket, std::string_view message, const std::vector<int>& descriptors = {});
 
-/// Waits for one message. Returns false where the other end has closed the connection. Throws WireError for what is no
-/// message of at most `most` bytes.
+/// Waits for one message. Returns false where the other end has closed the connection. Throws WireError for a malformed
+/// message, or one of more than `most` bytes.
 bool receive(int socket, std::string& message, std::vector<Descriptor>& descriptors, uint64_t most);
 
-/// For requests, which the process believes.
+/// No limit, for requests: the process trusts its owner.
 inline constexpr uint64_t kAnyLength = ~uint64_t{0};
 
 }  // namespace checkop::host

@@ -24,7 +24,7 @@ struct BenchRecord {
   std::string timing;  ///< "burst" or "sustained"
   Summary ms{};
   size_t repeats = 0;
-  int64_t overruled = 0;  ///< of the repeats: the judge's clock excludes what the candidate's process told
+  int64_t overruled = 0;  ///< repeats whose time the judge's clock replaced; see BenchRun::overruled
   Cost cost;
   double peak_bytes = 0;                ///< memory of inputs, outputs and workspace; of a peer: what it says, or 0
   double copy_gbps = 0;                 ///< measured in the same process

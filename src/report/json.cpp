@@ -57,7 +57,7 @@ Json model(const std::optional<ModelComparison>& m, const Shape& shape) {
           {"orders", orders}};
 }
 
-/// Of errors over their bounds.
+/// The quantiles of errors over their bounds.
 Json quantiles(const std::optional<ErrorQuantiles>& errors) {
   if (!errors) return nullptr;
   return {{"p50", json_number(errors->median)},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times candidates in turns, holds their outputs against each other, and computes statistics of the times.
+// Times candidates in turns, compares the outputs of their launches, and computes statistics of the times.
 #include "run/bench.hpp"
 
 #include <fmt/format.h>
@@ -43,11 +43,11 @@ struct Contender {
   std::vector<std::vector<Tensor>>* outputs;  ///< of BenchData
   std::unique_ptr<Stage> burst = {};          ///< its inputs are shared between candidates, as are those of `sets`
   std::vector<std::unique_ptr<Stage>> sets = {};
-  std::vector<Digests> digests = {};    ///< of the outputs that are kept, by data set; empty: of none yet
+  std::vector<Digests> digests = {};    ///< of the kept outputs, by data set; empty: none are kept yet
   double cover_us = 0;                  ///< for one launch; see Device::time_ms()
   std::vector<double> unseen_ms = {};   ///< of the latest kind of timing; see PluginHost::Timed
-  int64_t differing = 0;                ///< launches whose outputs are not those that are kept
-  std::vector<SeenPasses> passes = {};  ///< that bound what its process tells of bursts
+  int64_t differing = 0;                ///< launches whose outputs differ from the kept ones
+  std::vector<SeenPasses> passes = {};  ///< they bound the burst times that its process reports
 
   bool is_ok() const { return run->status == RunStatus::ok; }
   size_t data_sets() const { return digests.size(); }
@@ -117,7 +117,7 @@ class Timing {
   void time_burst();
   bool tell_times_themselves() const;
   void hold_data(Stage& stage, size_t data);
-  /// A data set by the number of a launch.
+  /// The data set of a launch, by the launch's number.
   using DataOf = std::function<size_t(size_t)>;
   void see_pass(Contender& contender, const std::vector<Stage*>& stages, const DataOf& data_of, bool recorded,
                 SeenPasses& passes);
@@ -141,7 +141,7 @@ class Timing {
   std::vector<Contender>& contenders_;
   std::vector<std::vector<BufferPtr>> inputs_{data_.inputs.size()};  ///< by data set; empty: not made yet
   std::mt19937_64 random_{std::random_device{}()};
-  std::vector<double> unseen_ms_;  ///< as of the contenders, of a process without plugins
+  std::vector<double> unseen_ms_;  ///< as Contender::unseen_ms, of a process without plugins
 };
 
 std::vector<BufferPtr> Timing::make_inputs(size_t data) {
@@ -152,7 +152,7 @@ std::vector<BufferPtr> Timing::make_inputs(size_t data) {
   return inputs;
 }
 
-/// Of a whole data set, which all candidates share.
+/// The inputs of a whole data set, which all candidates share.
 const std::vector<BufferPtr>& Timing::inputs_of(size_t data) {
   if (inputs_[data].empty()) inputs_[data] = make_inputs(data);
   return inputs_[data];
@@ -298,7 +298,7 @@ void Timing::hold_to_bounds(Contender& contender) const {
   contender.run->overruled = overrule(contender.run->burst_ms, bounds);
 }
 
-/// Whether burst times are what candidates say that events of a GPU in their processes say.
+/// Whether burst times are reported by the candidates' own processes, which read them from events of a GPU.
 bool Timing::tell_times_themselves() const {
   return device_.info().kind != "cpu" && !is_tensor_parallel(case_) &&
          PluginHost::of(*contenders_.front().candidate->kernel) != nullptr;
@@ -310,9 +310,9 @@ void Timing::hold_data(Stage& stage, size_t data) {
     if (stage.inputs[k]) stage.inputs[k]->take_given(*inputs_of(data)[k]);
 }
 
-/// One launch on each stage, and then the same preparations without a launch. Data come, and then the cache is flushed,
-/// within the time: the device serves one process at a time, so that work which runs ahead takes as long there as it
-/// would later.
+/// Times a pass with one launch on each stage, and one with the same preparations but without launches. The times
+/// include copying the data and then flushing the cache. The device serves one process at a time, so work that a
+/// candidate starts early takes as long then as it would later.
 void Timing::see_pass(Contender& contender, const std::vector<Stage*>& stages, const DataOf& data_of, bool recorded,
                       SeenPasses& passes) {
   const auto prepare = [&] {
@@ -339,7 +339,7 @@ bool Timing::is_replayable(Contender& contender) {
     device_.synchronize(kWarmUp);
     digests = digests_of(stage);
   }
-  if (plain[0] != plain[1]) return true;  // bits tell nothing
+  if (plain[0] != plain[1]) return true;  // the outputs differ by themselves, so they tell nothing
   hold_data(stage, 1);
   Stage::whole_ms({&stage}, /*recorded=*/true, [&] {
     hold_data(stage, 0);
@@ -348,7 +348,7 @@ bool Timing::is_replayable(Contender& contender) {
   return digests_of(stage) == plain[0];
 }
 
-/// As many as a pass can have, each on buffers of its own.
+/// The most launches that a pass can have, each on its own buffers.
 size_t Timing::most_launches(const Stage& stage) const {
   constexpr size_t kMost = 32, kTensors = 200;  // descriptors travel in one message
   constexpr size_t kBytes = size_t{1} << 30, kAround = size_t{4} << 20;
@@ -361,8 +361,9 @@ size_t Timing::most_launches(const Stage& stage) const {
   return std::clamp<size_t>(std::min(kBytes / bytes, kTensors / tensors), 1, kMost);
 }
 
-/// Passes of the judge's clock, with so many launches in each that what lies around them matters little. First on data
-/// that no launch had before, where there are enough for two passes: of data that come again, answers may be known.
+/// Takes passes by the judge's clock, with so many launches in each that the overhead around them matters little. The
+/// first passes use data that no launch had before, if there are enough for two passes: a candidate may remember the
+/// outputs of data that it had before.
 void Timing::bound_burst(Contender& contender) {
   constexpr double kPassMs = 0.3, kLeastLaunchMs = 0.005, kLongLaunchMs = 20;
   constexpr size_t kKnown = 2;
@@ -428,19 +429,19 @@ void Timing::make_sets() {
   }
 }
 
-/// Takes a sample of what a process can do unseen, if the candidates have processes of their own.
+/// Measures how long a process without plugins runs unseen, if the candidates have processes of their own.
 void Timing::note_unseen_of_empty(const std::function<void()>& prepare) {
   PluginHost* const host = PluginHost::of(*contenders_.front().candidate->kernel);
   if (host != nullptr && !is_tensor_parallel(case_))
     unseen_ms_.push_back(host->time_empty(host::Timer::plain, prepare).unseen_ms);
 }
 
-/// What a candidate's process may do unseen, beyond what an empty one would, is time of its launches: it may have begun
-/// before the clock, or gone on behind it. Each sample pays its own: work that runs ahead of some launches only would
-/// hide from a median.
+/// Adds to each sample the time that the candidate's process ran unseen, beyond that of a process without plugins: the
+/// candidate may have begun before the clock started, or gone on after it stopped. Each sample gets its own unseen
+/// time, since a median would hide work that is done early for some launches only.
 void Timing::charge_unseen(const Contender& contender, std::vector<double>& samples, int64_t launches) const {
   constexpr double kMoreThanEmpty = 2;  // for more threads to wake and to stop
-  constexpr double kLaunchMs = 0.1;     // of launching on a GPU, which no time has
+  constexpr double kLaunchMs = 0.1;     // of launching on a GPU, which no sample includes
   if (!contender.is_ok() || unseen_ms_.empty()) return;
   // A low quantile: on a busy machine a process without plugins often waits for a processor, too.
   const double allowed = kMoreThanEmpty * quantile(unseen_ms_, 0.2) + (device_.info().kind == "cpu" ? 0 : kLaunchMs);
@@ -454,7 +455,8 @@ double Timing::time_chain(Contender& contender, int64_t count) {
     for (const auto& set : contender.sets) set->poison(drawn_poison());
   };
   double& unseen_ms = contender.unseen_ms.emplace_back();
-  // In a process of its own its clock is the judge's: of so many launches, the cost of the first does not matter.
+  // A candidate in its own process is timed by the judge's clock. The overhead of the first of so many launches does
+  // not matter there.
   const double cover_us = PluginHost::of(*contender.candidate->kernel) != nullptr ? 0 : contender.cover_us;
   if (contender.sets.size() == 1) {
     return std::max(kLeastMs, contender.sets[0]->time_ms(count, cover_us, /*flush_ranks=*/false, poison, unseen_ms));
@@ -470,9 +472,9 @@ void Timing::take_chain(Contender& contender, int64_t count, const std::string& 
     take(contender, *contender.sets[static_cast<size_t>(set)], static_cast<size_t>(set), launch);
 }
 
-/// A chain in which one set of buffers gets other data between two launches, and one a poisoned element: who answers by
-/// address, or finds the answer where it left it, is caught. The set of the last launch gets a poisoned element, too:
-/// who works when a call has returned is caught.
+/// Launches a chain in which one set of buffers gets other data between two launches, and one a poisoned element. That
+/// catches a candidate that answers by address, or finds the answer where it left it. The set of the last launch gets a
+/// poisoned element, too, to catch a candidate that does the work after its call has returned.
 void Timing::change_data_amid_chain(Contender& contender) {
   const size_t n = contender.sets.size();
   const size_t at = n + random_() % n, set = at % n, other = (set + 1) % data_.inputs.size();

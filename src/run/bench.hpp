@@ -51,7 +51,7 @@ struct BenchRun {
   /// first launch whose outputs differ from those that are kept.
   RunResult seen = {};
   std::vector<int64_t> kept = {};  ///< the data set of each entry of BenchData::outputs; -1: empty
-  int64_t overruled = 0;           ///< entries of burst_ms that are the judge's: its clock excludes the candidate's
+  int64_t overruled = 0;           ///< entries of burst_ms that were below a bound and are now the judge's times
 };
 
 struct BenchResult {
@@ -73,7 +73,7 @@ struct BenchResult {
 /// The outputs of the first launch on a data set are kept in `data`, whose shape says how many. The digest of every
 /// other launch's outputs, or of the last one's on the same buffers in a round, is compared with theirs. A candidate in
 /// a process of its own is timed by PluginHost::time(), and its process is stopped while anything else happens. If it
-/// runs on a GPU, burst times are its own account, and passes that this process's clock takes bound them.
+/// runs on a GPU, its process reports the burst times, and passes timed by this process's clock bound them.
 BenchResult bench_candidates(Device& device, const std::vector<const Candidate*>& candidates, const Case& c,
                              BenchData& data, const BenchPlan& plan);
 

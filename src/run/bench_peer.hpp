@@ -22,13 +22,13 @@ class BenchPeers {
   BenchPeers(const std::vector<std::string>& commands, const std::string& device, std::chrono::seconds limit);
   ~BenchPeers();
 
-  /// Of all implementations, in the order of the runs.
+  /// The names of all implementations, in the order of the runs.
   const std::vector<std::string>& names() const { return names_; }
 
   enum class Half { first, second };
   /// Takes half of the samples of `plan`, as bench_candidates() does of candidates. The runs of names() get more
-  /// samples from the second half; `workspace_bytes` is all the memory that an implementation says to take, or 0. What
-  /// does not answer as it should is a crash of its runs, and is started again for the next question.
+  /// samples from the second half; `workspace_bytes` is all the memory that an implementation says to take, or 0. If a
+  /// process does not answer as it should, its runs are crashed, and it is started again for the next request.
   void take(const Case& c, const BenchPlan& plan, Half half, std::vector<BenchRun>& runs);
 
  private:

@@ -215,7 +215,7 @@ void write_inputs(const std::string& path, const Pass& pass, const checkop_call&
   }
 }
 
-/// Those that this build has, the best first.
+/// The transports that this build has, the best first.
 std::vector<std::string> transports() {
   if (built_with_cuda()) return {"cuda_vmm", "memfd", "files"};
   return {"memfd", "files"};
@@ -284,7 +284,8 @@ Confinement confinement_of(const ExternalCommand& command, const std::string& ow
 
 bool can_be_confined(const ExternalCommand& command) {
   if (command.command.empty()) return false;
-  // The driver writes the names of its threads, and the sandbox lets only the process do that which it was made for.
+  // The CUDA driver writes the names of its threads. The sandbox allows that only to the process that entered it, so
+  // the command must replace its shell.
   return !may_use_gpu(command) || replaces_shell(command.command);
 }
 

@@ -87,7 +87,7 @@ class External {
   int64_t requests_ = 0;  ///< id of the latest one
 };
 
-/// Whether the command can run in a sandbox: it computes on the CPU, since there is no GPU or it is told so.
+/// Whether the command can run in a sandbox. If it may use a GPU, only if it replaces the shell that runs it.
 bool can_be_confined(const ExternalCommand& command);
 
 /// SHA-256 of the command and the files that it names, as 64 hex digits.

@@ -142,7 +142,7 @@ void convert(const Placement& placement, const std::byte* from, std::byte* to) {
     for (int64_t k = 0; k < n; ++k) {
       From value;
       std::memcpy(&value, from + static_cast<size_t>(i + k) * sizeof(From), sizeof(From));
-      // What is no id stays none: left-out rows may hold any number.
+      // A number that is no valid id stays invalid: left-out rows may hold any number.
       using Limits = std::numeric_limits<To>;
       const To stored = std::in_range<To>(value) ? static_cast<To>(value) : value < 0 ? Limits::min() : Limits::max();
       std::memcpy(to + static_cast<size_t>(there + k * stride) * sizeof(To), &stored, sizeof(To));

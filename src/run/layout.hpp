@@ -50,7 +50,7 @@ struct Placement {
 };
 Placement placement_of(const Case& c, const TensorSpec& spec, const TensorLayout& layout);
 
-/// Whether some input of the case lies otherwise than contiguously.
+/// Whether `arrangement` changes where some input of the case lies, or its type.
 bool changes_inputs(const Case& c, Arrangement arrangement);
 
 /// Where elements share memory in `placement`, gives all of them the value of the first. `content`: the contiguous

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starts the process, tells it where the memory of each call lies, and takes its answers for no more than "done".
+// Starts the process, tells it where the memory of each call lies, and believes no more of its answers than "done".
 #include "run/plugin_host.hpp"
 
 #include <fcntl.h>
@@ -46,9 +46,9 @@ using host::Request;
 using host::Timer;
 using host::Unpacker;
 
-/// Of an answer: the table of very many kernels, or what ranks exchange.
+/// Longest answer in bytes: the table of very many kernels, or what ranks exchange.
 constexpr uint64_t kLongestAnswer = uint64_t{1} << 34;
-/// Of texts that are shown.
+/// Longest text that is shown.
 constexpr size_t kLongestText = 4096;
 
 std::string program() {
@@ -76,7 +76,7 @@ std::vector<char*> environment_of_host() {
   return kept;
 }
 
-/// In the child: becomes the program, with its ends of both sockets alone.
+/// Runs in the child: becomes the program, which inherits its ends of both sockets and no other descriptor.
 int become(const char* path, char* const* environment, int socket, int control) {
   const int aside = fcntl(control, F_DUPFD, host::kControl + 1);
   if (socket == host::kOwner) {
@@ -87,13 +87,13 @@ int become(const char* path, char* const* environment, int socket, int control) 
   dup2(aside, host::kControl);
   close_range(host::kControl + 1, ~0u, 0);
   const char* const arguments[] = {path, nullptr};
-  syscall(SYS_execve, path, arguments, environment);  // such tools replace execve(), and put themselves back
+  syscall(SYS_execve, path, arguments, environment);  // tools replace execve() to add themselves to LD_PRELOAD again
   return 127;
 }
 
 }  // namespace
 
-/// While one lives, the process runs.
+/// The process runs while one of these lives.
 class PluginHost::Running {
  public:
   explicit Running(PluginHost& host) : host_(host) {
@@ -244,7 +244,7 @@ Descriptor PluginHost::take_lane() {
   return std::move(ours);
 }
 
-/// A request that no kernel answers. Call it with the mutex held.
+/// Sends a request that concerns no call of a kernel. Call it with the mutex held.
 void PluginHost::control(const std::string& request, const std::vector<int>& descriptors) {
   const Running running(*this);
   std::string answer;
@@ -266,12 +266,12 @@ const Stopped& PluginHost::why_it_ended() {
     const auto window = unpacker.get<uint64_t>(), offset = unpacker.get<uint64_t>();
     if (const auto found = mapped_.find(window); found != mapped_.end() && !found->second.name.empty())
       stopped_ = stopped_by_write(found->second, static_cast<int64_t>(offset));
-  } catch (const WireError&) {  // the process made that up
+  } catch (const WireError&) {  // the process sent a malformed message
   }
   return *stopped_;
 }
 
-/// A store to an input or beside it, which is read-only, was the end of the process.
+/// The result if the process ended by a store to a read-only input, or beside it, at `offset` in the input's window.
 Stopped PluginHost::stopped_by_write(const Window& input, int64_t offset) {
   const int64_t distance = offset - input.offset;
   if (distance < 0) {
@@ -318,7 +318,7 @@ std::string PluginHost::ask(const checkop_call* call, const std::string& request
   return answer;
 }
 
-/// Lets windows of freed blocks go.
+/// Has the process unmap the windows of freed blocks.
 void PluginHost::drop_freed() {
   const std::lock_guard lock(mutex_);
   if (stopped_) return;
@@ -329,11 +329,11 @@ void PluginHost::drop_freed() {
   for (const uint64_t number : gone) request.put(number);
   try {
     control(request.bytes(), {});
-  } catch (const Stopped&) {  // its own next request says so; memory is short for another one
+  } catch (const Stopped&) {  // its own next request reports the end; another request is only short of memory
   }
 }
 
-/// Numbers of windows that are mapped and whose blocks are no more.
+/// Takes the numbers of the mapped windows whose blocks were freed.
 std::vector<uint64_t> PluginHost::take_gone() {
   std::vector<uint64_t> gone;
   if (std::exchange(frees_, shared_->frees()) == shared_->frees()) return gone;
@@ -404,7 +404,7 @@ std::string PluginHost::pack(Request what, const Kernel& kernel, const Turns& tu
   return request.bytes();
 }
 
-/// Calls `body`, and ends the process where it can't read an answer: what it says means nothing from then on.
+/// Calls `body`. If it can't read an answer, ends the process, whose further answers would mean nothing.
 template <class Body>
 auto PluginHost::believing_no_nonsense(const Body& body) {
   try {
@@ -454,8 +454,9 @@ std::string PluginHost::checked(Request what, const checkop_call& call, Answer w
   return answer;
 }
 
-/// A kernel's access to memory ended the process's use of its device, which does not tell where. If it does so again
-/// where inputs may be written to, that was not to an input.
+/// The result after a kernel's access to memory cost the process its device, which does not say where the access was.
+/// Repeats the call in a process that may write to inputs: if an input changes, the access was a write to it or beside
+/// it.
 Stopped PluginHost::why_lost(Request what, const checkop_call& call, const std::string& error) {
   Stopped lost{RunStatus::crashed, error};
   if (may_write_inputs_) return lost;
@@ -541,7 +542,7 @@ void PluginHost::wait_until(const Done& done) {
   }
 }
 
-/// Has the process wait at the gate and run a request of Request::turns. `answer` is what it says besides.
+/// Has the process wait at the gate and run a request of Request::turns. `answer` gets its answer, if it sends one.
 PluginHost::Timed PluginHost::take_turns(const std::string& request, const std::vector<int>& descriptors, Timer timer,
                                          const std::function<void()>& prepare, std::string& answer) {
   constexpr std::chrono::seconds kIdleLimit{2};  // for what a launch left running beside the streams that it waited for
@@ -598,7 +599,7 @@ PluginHost::Timed PluginHost::take_turns(const std::string& request, const std::
   return {CHECKOP_OK, seen_ms, unseen_ms};
 }
 
-/// Ends the process, since what it has on the device would disturb others.
+/// Ends the process, since its work on the device would disturb others.
 void PluginHost::stop_at_work() {
   const std::lock_guard lock(mutex_);
   child_.kill();
@@ -606,7 +607,7 @@ void PluginHost::stop_at_work() {
   throw Stopped(*stopped_);
 }
 
-/// The page on which launches that are timed begin and end.
+/// Makes the page through which this process begins timed launches and sees their end.
 void PluginHost::make_gate() {
   page_ = std::make_unique<Bytes>(sizeof(Gate));
   gate_ = new (page_->data()) Gate{};
@@ -650,7 +651,7 @@ size_t PluginHost::workspace_bytes(const checkop_call* call) {
   Unpacker unpacker(answer);
   unpacker.get<Answer>();
   const auto bytes = unpacker.get<uint64_t>();
-  // More than the machine has is told where it is allocated.
+  // A request for more than the machine has is reported where it is allocated.
   if (owner.allowed_bytes_ > 0 && bytes > owner.allowed_bytes_ && bytes <= owner.memory_bytes_)
     throw Stopped{RunStatus::no_memory, fmt::format("could not be prepared: a workspace of {}", format_bytes(bytes))};
   return bytes;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process for plugins, and their kernels as they look to who owns the memory: launch() has that process run the
-// kernel on memory that it maps, inputs for reading only. What it did is judged by that memory alone, and how long it
-// took by the owner's clock.
+// A process for plugins, and stand-ins for their kernels in the process that owns the memory: launch() has the plugins'
+// process run the kernel on memory that it maps, inputs for reading only. The owner judges a launch by that memory
+// alone, and times it by its own clock.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ class PluginHost {
   /// What the process is for.
   enum class Use : uint8_t {
     checks,
-    times,  ///< it can be timed, and runs only as long as it is asked for something
+    times,  ///< it can be timed, and runs only while it handles a request
   };
 
   /// Starts the process and has it load the plugins, which may write to `folder` alone; "": to no file. The buffers of
@@ -45,7 +45,7 @@ class PluginHost {
 
   const std::vector<Candidate>& candidates() const { return candidates_; }
 
-  /// The process that runs a kernel; nullptr: it is in this one.
+  /// The process that runs a kernel; nullptr: the kernel is in this process.
   static PluginHost* of(const checkop_kernel& kernel);
 
   /// Launches of a kernel that are timed: on several calls in turns.
@@ -57,16 +57,16 @@ class PluginHost {
   };
   struct Timed {
     int status = CHECKOP_OK;  ///< of the launch that was not ok, whose message the first call has
-    /// Of all launches. Of Timer::plain: by the clock of this process, from their begin to their end. Of
-    /// Timer::claimed: by the process's own account. Of the others: by the clock of this process, from before `prepare`
-    /// until the device is idle.
+    /// Milliseconds of all launches. Timer::plain: by the clock of this process, from their begin to their end.
+    /// Timer::claimed: by the process's own account. Others: by the clock of this process, from before `prepare` until
+    /// the device is idle.
     double ms = 0;
-    /// Of Timer::plain: what the process can do outside of that, from the signal that has it go on to its stop.
+    /// Timer::plain: how long the process ran outside of that time, between the signals that resume and stop it.
     double unseen_ms = 0;
   };
-  /// Calls `prepare` while the process is stopped, and lets it go on with the launches. Stops it again before it
-  /// returns, so that nothing is written after them. Where the whole of it is timed, it is not stopped before: a signal
-  /// takes some time, and never the same. Throws Stopped where its work on the device does not end. Of Use::times.
+  /// Only for Use::times. Calls `prepare` while the process is stopped, and lets it go on with the launches. Stops it
+  /// again before it returns, so that nothing is written after them. Timers that time a whole pass do not stop it
+  /// before, since the delay of a signal varies. Throws Stopped if its work on the device does not end.
   Timed time(const Turns& turns, const std::function<void()>& prepare);
   /// The same for a process without plugins, and so without launches.
   Timed time_empty(host::Timer timer, const std::function<void()>& prepare);
@@ -80,7 +80,8 @@ class PluginHost {
 
  private:
   struct Kernel;
-  /// What a window shows, where it is an input: `bytes` of elements of `width` bytes begin at `offset`.
+  /// The begin of a window's block. If the window shows an input: `bytes` of elements of `width` bytes begin at
+  /// `offset`.
   struct Window {
     const std::byte* begin = nullptr;  ///< of the block
     std::string name = {};
@@ -132,10 +133,10 @@ class PluginHost {
   std::shared_ptr<PluginHost> empty_;
   std::mutex running_mutex_;
   int running_ = 0;                ///< requests that the process is at work on; of Use::times
-  bool may_write_inputs_ = false;  ///< a process that tells why another one lost its device
+  bool may_write_inputs_ = false;  ///< set to find out why a process lost its device
   uint64_t allowed_bytes_ = 0;     ///< 0: no limit
   uint64_t bytes_at_start_ = 0, frees_ = 0;
-  std::mutex mutex_;                   ///< of what follows: ranks are threads
+  std::mutex mutex_;                   ///< guards what follows: ranks are threads
   std::optional<Stopped> stopped_;     ///< why the process ended, once somebody has seen it
   Descriptor control_;                 ///< for requests while kernels run
   std::vector<Descriptor> lanes_;      ///< connections that are free; a kernel has one for itself
@@ -144,11 +145,11 @@ class PluginHost {
   std::vector<Candidate> candidates_;
 };
 
-/// The processes of a worker's plugins: one for all, or, for times, one for each, of which none runs while another
-/// does, and which have no memory and no folder in common that any of them may write to.
+/// The processes of a worker's plugins: one for all, or, for Use::times, one for each. The latter run one at a time,
+/// and share no memory and no folder that one of them may write to.
 class PluginHosts {
  public:
-  /// As PluginHost does for all of them.
+  /// Starts the processes; see PluginHost.
   PluginHosts(const std::vector<std::string>& paths, const std::string& folder, Device& device, PluginHost::Use use);
 
   const std::vector<Candidate>& candidates() const { return candidates_; }

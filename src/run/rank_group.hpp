@@ -39,7 +39,6 @@ class RankGroup {
 
  private:
   /// A rank's part of input `i` of `whole`, as its buffer holds it.
-  /// The content of a rank's buffer of input `i`.
   static std::vector<std::byte> part_of(const Stage& whole, size_t i, const RankPart& place);
   static std::vector<std::byte> contiguous_part_of(const Stage& whole, size_t i, const RankPart& place);
   Device& device_of(int32_t rank);

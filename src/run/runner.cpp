@@ -81,7 +81,7 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
   result.run_ms = stage.elapsed_ms;
   start = Clock::now();
   const bool is_accuracy_alone = !checks.determinism && !checks.invariance && !checks.memory;
-  // What counts is a private copy, since another process can write at any time.
+  // Judges a private copy of the outputs, since another process can write to them at any time.
   const std::vector<BufferPtr> copies =
       is_accuracy_alone ? std::vector<BufferPtr>(outputs.size()) : stage.copy_outputs();
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -92,7 +92,7 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
   result.outputs.resize(outputs.size());
   if (is_accuracy_alone) return note_rank_differences(stage, result);
 
-  // And it has to stay true.
+  // The outputs must also stay as they were copied.
   const auto note_late_writes = [&](const std::vector<Tensor>& judged) {
     for (size_t i = 0; i < judged.size(); ++i) {
       if (!stage.outputs[i] || !checks.memory || !checks.outputs) continue;

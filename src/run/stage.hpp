@@ -85,7 +85,7 @@ class Stage {
 
   /// Fills outputs and workspace with `initial`.
   void poison(const InitialState& initial);
-  /// Poisons one element of each output; `draw` says which. Not of ranks.
+  /// Poisons one element of each output; `draw` says which. Not for ranks.
   void poison_element(const InitialState& initial, uint64_t draw);
   /// Calls the candidate once, without changing the buffers first. The communicators are those of a rank.
   LaunchStatus invoke(checkop_host_comm* host_comm, void* comm);
@@ -106,14 +106,15 @@ class Stage {
   /// of the slowest rank, and with `flush_ranks` each flushes its cache. Throws Stopped if a launch fails.
   double time_ms(int64_t count, double cover_us, bool flush_ranks, const std::function<void()>& prepare,
                  double& unseen_ms);
-  /// The same of launches on several stages of a candidate in turns, `count` in all. Not of ranks. `unseen_ms`: what a
-  /// process of the candidate can have done outside of the time of all launches; 0 if it has none. A process on a GPU
-  /// tells the time itself where launches are covered; otherwise the clock is this process's, and counts launching.
+  /// The same of launches on several stages of a candidate in turns, `count` in all. Not for ranks. `unseen_ms`: how
+  /// long a process of the candidate ran outside of the time of all launches; 0 if it has none. A process on a GPU
+  /// reports the time itself if launches are covered; otherwise this process's clock takes it, with the overhead of
+  /// launching.
   static double time_turns_ms(const std::vector<Stage*>& stages, int64_t count, double cover_us,
                               const std::function<void()>& prepare, double& unseen_ms);
   /// Milliseconds of one launch on each of the stages, by this process's clock: with `prepare`, and until the device is
-  /// idle. With `recorded` they are recorded before that, where the candidate allows it. Of a candidate on a GPU in a
-  /// process of its own.
+  /// idle. With `recorded` they are recorded before that, where the candidate allows it. Only for a candidate on a GPU
+  /// in a process of its own.
   static double whole_ms(const std::vector<Stage*>& stages, bool recorded, const std::function<void()>& prepare);
 
   /// Appends a sentence for every changed guard band. Skips sentences that are there already, as stages share buffers.

@@ -10,7 +10,7 @@
 namespace checkop {
 
 TimeBound time_bound_of(const SeenPasses& passes) {
-  constexpr double kTolerance = 0.1;  // in a row, launches find the clock of the GPU, and its memory, a little slower
+  constexpr double kTolerance = 0.1;  // launches back to back run at slightly lower clocks of the GPU and its memory
   const auto launches = static_cast<double>(passes.launches);
   const double around = quantile(passes.empty_ms, 0.5);
   const double noise = quantile(passes.empty_ms, 0.8) - quantile(passes.empty_ms, 0.2);

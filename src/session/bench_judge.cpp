@@ -19,8 +19,9 @@ namespace checkop {
 namespace {
 
 constexpr size_t kMostSets = 16;
-/// Inputs of all sets of a case; two sets may be larger, and four of a GPU, where each is not larger than this. What a
-/// process tells of its times is bounded by launches on data that none had before: two of four sets.
+/// Most bytes of the inputs of all data sets of a case. If each set is within it, two sets may exceed it together, and
+/// on a GPU four: the times that a process reports are bounded by launches on data that none had before, two of four
+/// sets.
 constexpr uint64_t kDataBytes = uint64_t{256} << 20;
 /// Launches whose outputs may differ, by the contract, from those of others on the same data.
 constexpr size_t kDiffering = 2;
@@ -46,7 +47,7 @@ Sizes sizes_of(const Case& c) {
   return sizes;
 }
 
-/// At least one. Two or more unless ranks share the case, which have copies of their own, or memory is short.
+/// The number of data sets: 2 or more unless memory is short or ranks share the case, which have copies of their own.
 size_t sets_of(const Case& c, uint64_t candidates, const DeviceInfo& device) {
   if (is_tensor_parallel(c)) return 1;
   const Sizes sizes = sizes_of(c);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What candidates are timed on, and whether the launches that were timed computed the case.
+// The data that candidates are timed on, and the judgment of the outputs of timed launches.
 #pragma once
 
 #include <string>
@@ -19,8 +19,8 @@ Case case_of_set(const Case& c, size_t set);
 BenchData make_bench_data(const Case& c, const std::vector<const ChosenCandidate*>& candidates, const DeviceInfo& info,
                           const Contract& contract, const std::string& arch_key, unsigned threads);
 
-/// Judges the outputs that were kept of a candidate's launches by the contract, and how others differ from them.
-/// Where one does not pass, the run's status becomes failed, and its message says why.
+/// Judges the kept outputs of a candidate's launches by the contract, and how others differ from them. If an output
+/// does not pass, the run's status becomes failed, and its message says why.
 void judge_bench(const Case& c, const ChosenCandidate& candidate, const BenchData& data, size_t index,
                  const Contract& contract, const std::string& arch_key, unsigned threads, BenchRun& run);
 

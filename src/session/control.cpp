@@ -18,7 +18,7 @@ namespace {
 constexpr std::string_view kCandidate = "split_k_by_rows";
 constexpr std::chrono::seconds kLimit{60};
 
-/// Its sums are long enough, and its rows many enough, for each of the candidate's three ways to add them up.
+/// A case with sums long enough, and rows enough, for each of the control's three ways to add up.
 Case control_case() {
   Case c;
   c.op = find_operator("matmul");

@@ -98,8 +98,7 @@ class OwnGold {
   static bool is_companion(const SafetensorsReader& file, const std::string& name);
 
   /// Throws InputError unless `file` holds what the gates of every output of `c` need. Reads only headers.
-  ///   bound_ratio, bound_rms, bias_t   magnitude/NAME: |gold| would do without cancellation, which a file does not
-  /// show
+  ///   bound_ratio, bound_rms, bias_t   magnitude/NAME; |gold| does not show cancellation
   ///   vs_reference                     reference/NAME
   ///   vs_baseline, max_vs_baseline     a gold of finer dtype than the output; otherwise storing the gold has no error
   static void require_sound(const SafetensorsReader& file, const Case& c, const Contract& contract,

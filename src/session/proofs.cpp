@@ -39,7 +39,7 @@ using Entries = std::vector<std::pair<std::string, Proofs::Entry>>;
 
 bool is_in(const std::set<std::string>& keys, const Case* c) { return keys.contains(key_of(*c)); }
 
-/// Of the cases of `batch` that are `wanted`.
+/// The proofs for the `wanted` cases of `batch`.
 Entries prove(const Proofs::Batch& batch, const std::set<std::string>& wanted, unsigned threads, bool on_gpu) {
   // Some at a time, since parts of each keep one thread busy.
   const unsigned of_each = std::min(threads, 2u), at_once = std::max(1u, threads / of_each);
@@ -112,7 +112,7 @@ class Proofs::Process {
     }
   }
 
-  /// What is known of the next batch; nothing where the process has ended.
+  /// The entries of the next batch; nullopt if the process has ended.
   std::optional<Entries> take() {
     if (!child_.is_started()) return {};
     const auto is_alive = [this] {
@@ -140,7 +140,7 @@ class Proofs::Process {
 struct Proofs::Source {
   std::vector<Batch> batches;
   std::set<std::string> wanted;  ///< keys of cases
-  bool on_gpu = true;            ///< all of them: the same case is a proof for every candidate
+  bool on_gpu = true;            ///< all checks are: the same case is a proof for every candidate
   unsigned threads = 1;
   size_t next = 0;  ///< of batches, the first whose entries are not known
   std::optional<Process> process;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels do: for every output and dtype the smallest set of recipes by which all cases pass.
+// Where kernels round: for every output and dtype the smallest set of recipes by which all cases pass.
 #pragma once
 
 #include <map>

@@ -62,8 +62,8 @@ void require_type_and_shape(const std::string& path, const Case& c, const Tensor
   }
 }
 
-/// What is added to the one name of an extent: 1 of "seqs+1", 0 of "seqs" and "numel/world_size", nothing of
-/// "batch*seq", "hidden/32" or "3".
+/// The number that is added to the only name of an extent: 1 for "seqs+1", 0 for "seqs" and "numel/world_size", nullopt
+/// for "batch*seq", "hidden/32" or "3".
 std::optional<int64_t> summand(std::string_view extent) {
   if (!dim_over_ranks(extent).empty()) return 0;
   const std::vector<std::string_view> names = names_in(extent);
@@ -71,7 +71,7 @@ std::optional<int64_t> summand(std::string_view extent) {
   return evaluate_extent(extent, [](std::string_view) { return 0; });
 }
 
-/// The sizes of `c` that no tensor told, from {"experts": 4}.
+/// The sizes of `c` that no tensor gives, from {"experts": 4}.
 void read_sizes(const std::string& path, const std::string& text, Case& c) {
   const JsonValue sizes = JsonValue::parse(text, path + ": sizes");
   for (const std::string_view dim : dims_of(*c.op)) {

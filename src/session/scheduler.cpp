@@ -70,7 +70,7 @@ void Scheduler::run_checks() {
     if (run_.options.total_shards) done.record.whole_index = static_cast<int64_t>(index);
     if (gone_.empty()) gone_ = done.record.run.rank_gone;
     ran_.push_back(std::move(done));
-    // The end of a rank is told to the other ranks at once.
+    // Judges at once if a rank is gone: the launcher may end this process soon, too.
     if (!fits_side_by_side(check.c) || !gone_.empty()) judge_all();
     while (has_backlog()) judge_next();
   }
@@ -277,7 +277,7 @@ Scheduler::PreparedInputs Scheduler::prepare(size_t index) const {
     PreparedInputs prepared{&*next, run_.own_inputs.make(next->c, run_.threads)};
     prepared.ms = ms_since(start);
     return prepared;
-  } catch (const std::exception&) {  // the same comes out when it is the turn of that check, and is told then
+  } catch (const std::exception&) {  // the check reports the same error when it is its turn
     return {};
   }
 }

@@ -66,13 +66,13 @@ class Scheduler {
     double ms = 0;  ///< time it took to make them
   };
 
-  /// Makes worker_ and second_ those of the candidate and device of `check`.
   void run_checks();
+  /// Makes worker_ and second_ those of the candidate and device of `check`.
   void open_processes(const Check& check);
   /// Whether a candidate of a GPU runs in the worker's process: a candidate that is shipped with this program, which
   /// has no reason to cheat, or one with ranks, which communicate through NCCL there.
   bool is_at_home(const ChosenCandidate& candidate, const std::vector<std::string>& plugins) const;
-  /// Refuses a question with more ranks than the device can hold. Suites go on with the cases that fit.
+  /// Throws EnvironmentError if flags ask for more ranks than the device can hold. Cases of files and suites go on.
   void require_devices(const std::string& candidate, const DeviceInfo& device) const;
 
   /// One check, from its record to its results; not judged.
@@ -94,7 +94,7 @@ class Scheduler {
   void work_meanwhile(size_t index, SecondProcess* second);
   void judge_next();
   void judge_all();
-  /// Whether checks that have run wait to be judged, and more of them than may wait.
+  /// Whether more checks wait to be judged than may wait.
   bool has_backlog() const;
   /// Makes the inputs of the first check from `index` on, unless they are large or can't be made.
   PreparedInputs prepare(size_t index) const;

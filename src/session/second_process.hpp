@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same question once more, in a process that knows nothing of the first answer.
+// Runs a check once more, in a process that knows nothing of the first run.
 #pragma once
 
 #include <chrono>

@@ -257,7 +257,7 @@ void Session::compare(const Contract& contract, Attempt& attempt, RecipeSearch s
   record.comparisons = judge_outputs(record.c, attempt.inputs, attempt.outputs, contract, attempt.subject(), threads,
                                      attempt.rows, &times, gold ? gold->replay() : GoldReplay(), search);
   record.times.compare_ms += times.compare_ms;
-  record.times.gold_ms += std::max(0.0, times.wall_ms - times.compare_ms);  // of no rows: roundings
+  record.times.gold_ms += std::max(0.0, times.wall_ms - times.compare_ms);  // a case without rows may give less than 0
 }
 
 namespace {
@@ -286,7 +286,7 @@ void Session::consider_other_data(const Contract& contract, Attempt& attempt, Re
   for (size_t i = 0; i < with_finite.size(); ++i) {
     Comparison& comparison = record.comparisons[i];
     const bool would_pass = with_finite[i].passed() || !with_finite[i].passes_under.empty();
-    // What recipes explain with NaN there, too, is no leak.
+    // If recipes explain the failure with NaN there, too, it is no leak.
     const bool is_explained = comparison.passed() || !comparison.passes_under.empty();
     if (comparison.expected == 0 || is_explained || !would_pass) continue;
     comparison.leaks_left_out = true;

@@ -29,11 +29,11 @@ class Session {
   const Selection& selection() const { return selection_; }
   unsigned threads() const { return threads_; }
 
-  /// Looks at as much as `contract` demands; of several contracts, as the one that demands most.
+  /// Plans the checks that `contract` demands; for several contracts, those that the most demanding one does.
   void plan_for(const Contract& contract);
 
-  /// Finds out what the data can show, and for every pass and dtype a case that shows enough, where invariance is asked
-  /// for by name: rows are then compared in that case's launches.
+  /// If invariance was asked for by name: measures what the data can show, and finds for every pass and dtype a case
+  /// that shows enough. Rows are then compared in that case's launches.
   void find_proofs();
 
   /// Throws InputError if a selected check can't be judged by `contract`: no rule matches an output, own data or their
@@ -54,7 +54,8 @@ class Session {
   std::vector<std::string> controlled_devices() const;
   const AxisPlan& plan() const { return plan_; }
 
-  /// Enters into the record what `contract` demands, the comparisons and the judgment; again for another contract.
+  /// Enters into the record what `contract` demands, the comparisons and the judgment. May be called for several
+  /// contracts.
   void judge_by(const Contract& contract, Attempt& attempt, RecipeSearch search = RecipeSearch::granted) const;
 
  private:

@@ -18,7 +18,7 @@ enum class DType : uint8_t { f64, f32, f16, bf16, i64, i32, u8, e4m3, e5m2, e8m0
 /// Every dtype, in the order of the enum.
 inline constexpr std::array kDTypes{DType::f64, DType::f32,  DType::f16,  DType::bf16, DType::i64,   DType::i32,
                                     DType::u8,  DType::e4m3, DType::e5m2, DType::e8m0, DType::e2m1x2};
-/// Those that a case may have. Narrower types are codes, which some operators read and write.
+/// The dtypes that a case may have. The narrower floating-point types are codes that some operators read and write.
 inline constexpr std::array kCaseDTypes{DType::f64, DType::f32, DType::f16, DType::bf16};
 
 struct DTypeInfo {
@@ -48,7 +48,7 @@ void encode_int(DType dtype, const int64_t* from, std::byte* to, size_t n);  ///
 /// A code of 4 bits, of which an element of e2m1x2 has two, the first one in its lower half: 0 0.5 1 1.5 2 3 4 6, and
 /// from 8 on the same with the other sign.
 double decode_e2m1(unsigned code);
-/// To nearest, ties to even; what is larger becomes 6, as does NaN, which the type lacks.
+/// Rounds to nearest, ties to even. Larger numbers become 6, and so does NaN, which the type lacks.
 unsigned encode_e2m1(double x);
 
 /// Unit roundoff u = 2^-precision: the largest relative error of one rounding to nearest.

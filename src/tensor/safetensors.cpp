@@ -30,7 +30,7 @@ std::optional<DType> parse_name(std::string_view name) {
   return {};
 }
 
-/// The shape by which a file counts: F4 by its numbers, of which an element of e2m1x2 has two.
+/// The shape as safetensors files state it: F4 counts FP4 numbers, of which one element of e2m1x2 holds two.
 Shape shape_in_file(DType dtype, Shape shape) {
   if (dtype == DType::e2m1x2 && !shape.empty()) shape.back() *= 2;
   return shape;

@@ -46,10 +46,10 @@ void write_safetensors(const std::string& path, const std::vector<Tensor>& tenso
 /// uint8. F4 of shape [3, 8] is e2m1x2 of shape [3, 4]. Every data byte belongs to exactly one tensor.
 class SafetensorsReader {
  public:
+  enum class Links : uint8_t { followed, refused };
   /// Throws InputError for: a missing file, a truncated or malformed header, an unknown dtype, byte ranges that
   /// overlap, leave gaps or do not fit the shapes, a file that ends before its data. `hint` ends the message about a
   /// file that is not a safetensors file.
-  enum class Links : uint8_t { followed, refused };
   explicit SafetensorsReader(const std::string& path, const std::string& hint = "give a safetensors file",
                              Links links = Links::followed);
   ~SafetensorsReader();

@@ -32,7 +32,7 @@ class Bytes {
 
   /// Forbids all later writes by other processes, if the system supports that; this process can still write.
   void forbid_writes_by_others() const;
-  /// Forbids every process, this one too, to change the size: a page that has gone would end who touches it.
+  /// Forbids every process, this one too, to change the size: touching a page that another process cut off is fatal.
   void forbid_resizing() const;
 
   std::byte* data() { return data_; }

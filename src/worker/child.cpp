@@ -34,7 +34,7 @@ namespace {
 
 using nlohmann::json;
 constexpr int kChildSocket = 3, kChildChannel = 4;
-/// For the parent to take an answer; meanwhile it may wait for another process.
+/// Time for the parent to read an answer: it may be waiting for another process.
 constexpr std::chrono::seconds kSayLimit{600};
 
 }  // namespace
@@ -46,7 +46,7 @@ void detach_from_parent(int socket, int channel) {
   sigprocmask(SIG_SETMASK, &none, nullptr);
   const rlimit no_core{0, 0};  // a crash is an expected result; it should not leave files about
   setrlimit(RLIMIT_CORE, &no_core);
-  // Where memory ends all the same, the system is to end this process and not the one that reports.
+  // If memory runs out all the same, the system should end this process, not the one that reports.
   std::ofstream("/proc/self/oom_score_adj") << 1000;
 
   if (channel != kNoChannel) channel = fcntl(channel, F_DUPFD, kChildChannel + 1);  // out of the way
@@ -204,7 +204,7 @@ int run_child(int socket, const WorkerConfig& config) {
         if (config.external->is_confined) hide_memory();
         external.emplace(*config.external, kChildChannel);
       }
-      // Before the plugins: how much is free is noted then, and they can take some as they are loaded.
+      // Opens the device before the plugins, which may take memory as they are loaded: it notes how much is free.
       const std::unique_ptr<Device> device = external ? external->take_device() : open_device(config.device);
       std::optional<PluginHosts> hosts;
       if (has_plugin_host(config)) {

@@ -14,11 +14,11 @@ std::unique_ptr<Device> open_device(const std::string& name);
 void detach_from_parent(int socket, int channel);
 inline constexpr int kNoChannel = -1;
 
-/// Whether the plugins get a process of their own, started by the worker. They do not if ranks are processes or if the
-/// plugins are linked into this program; on a GPU, not under a tool of NVIDIA and not in `bench`.
+/// Whether the plugins get a process of their own, started by the worker. They do not where WorkerConfig::in_worker is
+/// set, if ranks are processes, or if the plugins are linked into this program; on a GPU, not under a tool of NVIDIA.
 bool has_plugin_host(const WorkerConfig& config);
 
-/// Serves requests that come over `socket` until the parent closes its end. The exit code of the process.
+/// Serves requests that come over `socket` until the parent closes its end. Returns the exit code of the process.
 int run_child(int socket, const WorkerConfig& config);
 
 }  // namespace checkop

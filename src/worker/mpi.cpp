@@ -51,7 +51,7 @@ struct Header {
 
 /// The bytes of a stream go in parts; so many messages may be on their way before the next part is read.
 constexpr size_t kMostPart = size_t{256} << 10, kMostSends = 16;
-/// For a child to take what it is told, and for all to say goodbye.
+/// Time for a child to read a message, and for all processes to say goodbye.
 constexpr std::chrono::seconds kSayLimit{5}, kByeLimit{10};
 /// Without traffic for the first of these times, each turn of the loop waits for the second one.
 constexpr std::chrono::microseconds kBusy{3000};
@@ -98,7 +98,8 @@ class Relay {
     MPI_Comm_size(MPI_COMM_WORLD, &processes_);
   }
 
-  /// Tells all what the child says of itself, and the child what all say. False when a child has ended before.
+  /// Gathers the introductions of all children and passes them to this one. Returns false if a child ended before it
+  /// sent its own.
   bool introduce() {
     Message own;
     if (receive_message(channel_.get(), own, Clock::now() + std::chrono::hours(1), kAlwaysAlive) != Received::message)
@@ -253,7 +254,7 @@ class Relay {
     return streams_.erase(stream);
   }
 
-  /// Sends what the local end has to say; the stream behind it.
+  /// Sends on the bytes that the local end wrote. Returns the next stream.
   Streams::iterator read_in(Streams::iterator stream) {
     const ssize_t n = recv(stream->second.local.get(), part_.data(), part_.size(), MSG_DONTWAIT);
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) return std::next(stream);
@@ -262,7 +263,7 @@ class Relay {
     return std::next(stream);
   }
 
-  /// Likewise, of what came from the peer.
+  /// Writes the bytes that came from the peer to the local end. Returns the next stream.
   Streams::iterator write_out(Streams::iterator at) {
     Stream& stream = at->second;
     while (stream.is_behind()) {
@@ -314,7 +315,7 @@ class Relay {
       if (!std::exchange(is_stopped_, true)) kill(child_, SIGTERM);
     }
     if (rank_ == 0) return child_status_.has_value();
-    // One that ended by itself has found what rank 0 has found too, and says.
+    // A child that ended by itself met the error that rank 0 meets and reports, too.
     return byes_ > 0 || (child_status_ && (WIFSIGNALED(*child_status_) || Clock::now() > child_end_ + kByeLimit));
   }
 
@@ -328,7 +329,7 @@ class Relay {
     }
   }
 
-  /// At once: the launcher ends all processes as soon as one of them ends.
+  /// Writes at once: the launcher ends all processes as soon as one of them ends.
   static void say(const std::string& sentence) {
     const std::string line = "check_operator: " + sentence + "\n";
     (void)!write(STDERR_FILENO, line.data(), line.size());

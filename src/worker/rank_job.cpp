@@ -23,7 +23,7 @@ namespace checkop {
 namespace {
 
 using nlohmann::json;
-/// For the parent to take what it is told.
+/// Time for the parent to read a message.
 constexpr std::chrono::seconds kTellLimit{20};
 /// The parent has a limit of its own, and is gone when that passes.
 constexpr auto kAsLongAsItTakes = std::chrono::hours(24 * 365);

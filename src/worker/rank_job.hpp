@@ -47,7 +47,7 @@ struct RankStreamPair {
 };
 RankStreamPair make_streams();
 
-/// Of rank 0's workers: connects to a rank. Throws WireError when the job is over.
+/// Connects a worker of rank 0 to a rank. Throws WireError when the job is over.
 RankStreams connect_to_rank(int channel, int32_t rank);
 
 /// A process of the job.

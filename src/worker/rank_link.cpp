@@ -18,7 +18,7 @@ namespace checkop {
 using nlohmann::json;
 namespace {
 
-/// For a process to come, or for its parent to say how it ended.
+/// Time for a process to connect, or for its parent to say how it ended.
 constexpr std::chrono::seconds kReturnLimit{10};
 
 std::string late_text(std::chrono::milliseconds limit) {
@@ -27,19 +27,20 @@ std::string late_text(std::chrono::milliseconds limit) {
 
 }  // namespace
 
-/// Throws Stopped when the process has gone away or does not answer, and what it reports of its device.
+/// A connection to the process of a rank. Throws Stopped if the process has gone away or does not answer, and the
+/// errors of its device.
 class RankConnection {
  public:
   RankConnection(int32_t rank, RankStreams streams, std::chrono::milliseconds limit)
       : rank_(rank), streams_(std::move(streams)), limit_(limit) {}
 
-  /// Waits for the first thing that the process says. False when that does not come in time.
+  /// Waits for the first message of the process. Returns false if none comes in time.
   bool await_process() {
     Message message;
     const auto deadline = Clock::now() + kReturnLimit;
     return receive_message(streams_.talk.get(), message, deadline, kAlwaysAlive) != Received::late;
   }
-  /// What the parent of the process says; nothing when it is gone, or does not say it in time.
+  /// How the process ended, as its parent reports; nullopt if the parent is gone or does not report in time.
   std::optional<std::string> how_it_ended() {
     Message message;
     try {
@@ -56,7 +57,7 @@ class RankConnection {
   void require_ready(int device) {
     if (process_.device.empty()) process_ = decode_rank(call({{"do", "open"}, {"device", device}}).at("process"));
   }
-  /// What it says of itself.
+  /// The process's description of itself.
   const RankRun& process() const { return process_; }
 
   int make_number() { return numbers_++; }
@@ -67,7 +68,7 @@ class RankConnection {
     return receive(deadline);
   }
 
-  /// Likewise, where the answer is `bytes` bytes.
+  /// The same, if the answer is `bytes` bytes.
   std::vector<std::byte> fetch_bytes(const json& request, size_t bytes) {
     const auto deadline = Clock::now() + limit_;
     send(request, nullptr, 0, deadline);
@@ -78,7 +79,7 @@ class RankConnection {
     return answer;
   }
 
-  /// What needs no answer. Nothing is sent where it could disturb.
+  /// Sends a request that needs no answer. Sends nothing during a launch or after the connection has closed.
   void tell(const json& request) noexcept {
     if (is_closed_ || is_launching_) return;
     try {

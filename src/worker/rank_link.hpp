@@ -16,14 +16,15 @@ namespace checkop {
 
 class RankConnection;  // to one process, for the time of a request; in rank_link.cpp
 
-/// Connects to the other ranks' processes, and lets them go at the end of each request: then fresh ones come.
+/// Connects to the other ranks' processes, and disconnects at the end of each request: the next one gets fresh
+/// processes.
 class RankLink final : public RankProcesses {
  public:
   /// `channel` leads to the process that relays, see connect_to_rank(). `candidates` are this worker's.
   RankLink(int channel, std::vector<Candidate> candidates);
   ~RankLink() override;
 
-  /// A request begins, in which nothing is waited for longer than `limit`.
+  /// Begins a request, during which no wait is longer than `limit`.
   void begin(std::chrono::milliseconds limit);
   void end();
 
@@ -31,7 +32,7 @@ class RankLink final : public RankProcesses {
                                   const TensorLayout& layout, const RankPart& place) override;
   /// How the process of a rank that died ended, once its parent tells.
   std::string how_it_ended(RankConnection& connection);
-  /// body(), whose Stopped and DeviceError come to name the rank, and say how it ended where its process did.
+  /// Calls body(). Adds to its Stopped or DeviceError the name of the rank, and how the rank's process ended if it did.
   template <class Body>
   auto explained(RankConnection& connection, const Body& body);
   /// Why a rank will not come any more; "" while all do.

@@ -35,9 +35,9 @@ namespace {
 
 using nlohmann::json;
 constexpr int kSocket = 3;
-/// For rank 0 to take or send what it is about to.
+/// Time for rank 0 to read or send a message.
 constexpr std::chrono::seconds kAnswerLimit{120};
-/// For the process to end once its connection did; a CUDA driver may take some time to clean up after it.
+/// Time for the process to end once its connection did; a CUDA driver may take some time to clean up after it.
 constexpr std::chrono::seconds kBuryLimit{5};
 
 /// The rank's end of the host's communicator.
@@ -176,7 +176,8 @@ class Serving {
     throw InputError(path->second, "has no such candidate");
   }
 
-  /// The candidate has the socket to itself meanwhile; here only the end of it is looked for.
+  /// Launches in a thread, which has the socket to itself; the calling thread only looks whether the other end has
+  /// closed.
   static json launch(const std::shared_ptr<LocalRank>& rank, const json& request) {
     RankLaunch launch;
     decode_launch(request, launch);
@@ -204,7 +205,7 @@ class Serving {
   std::map<int, std::shared_ptr<LocalRank>> ranks_;
 };
 
-/// What a process that holds the rank does: serves until the other end of `socket` closes. The exit code.
+/// The body of a process that holds the rank: serves until the other end of `socket` closes. Returns the exit code.
 int hold_rank(int socket, const RankServer& server) {
   int code = 0;
   try {

@@ -10,7 +10,7 @@
 
 namespace checkop {
 
-/// A rank's part of an exchange may have so many bytes.
+/// Most bytes of a rank's part of an exchange.
 inline constexpr size_t kMostExchanged = size_t{1} << 32;
 inline constexpr char kLostConnection[] = "its connection ended";
 

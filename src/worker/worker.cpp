@@ -39,7 +39,7 @@ using nlohmann::json;
 /// Loading many CUDA plugins and opening a busy device takes seconds, not minutes.
 constexpr std::chrono::seconds kStartLimit{120};
 
-/// Of this program; see Isolation.
+/// Whether workers are processes of their own; see Isolation.
 bool isolates = true;
 
 }  // namespace
@@ -55,7 +55,7 @@ struct Worker::Process {
   ChildProcess child;
   Descriptor socket;
   uint64_t allowed_bytes = 0;  ///< memory that the latest request allows; 0: unlimited
-  bool ends_in_order = false;  ///< it waits for requests, and another process of its holds memory of a GPU
+  bool ends_in_order = false;  ///< it waits for requests, and its child holds memory of a GPU
 
   ~Process() {
     if (ends_in_order) end();
@@ -229,7 +229,7 @@ void Worker::start() {
 
 namespace {
 
-/// Throws WireError unless the result speaks of everything that was asked for.
+/// Throws WireError unless the result covers everything that was asked for.
 void require_complete(const Case& c, const DeviceInfo& device, const RunChecks& checks, const RunResult& result) {
   if (result.status != RunStatus::ok) return;
   std::vector<Context> contexts = contexts_of(c, device, checks);
@@ -259,7 +259,8 @@ void require_complete(const Case& c, const DeviceInfo& device, const RunChecks& 
   if (!complete) throw WireError("its answer leaves out checks that were asked for");
 }
 
-/// A process that wrote where it must not, or may hold on to what a failure left behind, runs no further case.
+/// Whether the process may run further cases: not if it wrote where it must not, or a failure may have left effects in
+/// it.
 bool may_go_on(const RunResult& result) {
   const auto unwritten = [](const OutputRun& output) { return output.unwritten > 0; };
   return (result.status == RunStatus::ok || result.status == RunStatus::unsupported) && !result.device_lost &&
@@ -267,7 +268,8 @@ bool may_go_on(const RunResult& result) {
          std::none_of(result.outputs.begin(), result.outputs.end(), unwritten);
 }
 
-/// Throws WireError unless there are as many times as were asked for, all are times, and outputs of launches are kept.
+/// Throws WireError unless there are as many times as were asked for, all of them valid, and outputs of launches are
+/// kept.
 void require_complete(const BenchData& data, const BenchPlan& plan, const BenchResult& result) {
   if (result.status != RunStatus::ok) return;
   const auto are_times = [](const std::vector<double>& samples, size_t count) {
@@ -314,7 +316,7 @@ size_t Worker::index_of(const std::string& candidate, const Case& c) const {
                    did_you_mean(candidate, known));
 }
 
-/// Calls `body`, and tells why it came to no end. Without an answer the process is of no further use.
+/// Calls `body`, and returns why it failed, if it did. Without an answer the process is of no further use.
 std::optional<Worker::Failure> Worker::guarded(const std::function<void()>& body) {
   std::optional<Failure> failure;
   try {

@@ -31,9 +31,9 @@ struct WorkerConfig {
   std::vector<std::string> plugins;              ///< paths to load
   std::string device = "cpu";                    ///< "cpu", "cuda" or "cuda:N"
   bool count_cuda_devices = false;               ///< starts the driver, which takes a quarter of a second
-  std::optional<ExternalCommand> external = {};  ///< in place of plugins and device; its folder is the worker's affair
+  std::optional<ExternalCommand> external = {};  ///< in place of plugins and device; the worker makes its folder
   std::optional<RankService> ranks = {};
-  bool in_worker = false;     ///< plugins are loaded into the worker's process, as NCCL needs it
+  bool in_worker = false;     ///< plugins run in the worker's process: shipped ones of a GPU, or as NCCL needs it
   bool times = false;         ///< candidates are timed: each plugin has a process of its own
   std::string folder = {};    ///< that plugins may write to; the worker makes it
   uint64_t memory_limit = 0;  ///< that a candidate on the CPU may use; 0: what the machine has free

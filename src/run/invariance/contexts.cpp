@@ -191,7 +191,7 @@ class Planner {
     }
   }
 
-  /// Without `all` the first one of each axis.
+  /// The operator's rearrangements; without `all`, the first one of each axis.
   void rearranged() {
     std::set<Axis> begun;
     for (const Rearrangement& each : c_.op->rearrangements) {
@@ -246,8 +246,8 @@ class Planner {
     }
   }
 
-  /// In launches of the whole case: a launch, its twin, and the copies of inputs, which are made and checked on the
-  /// host.
+  /// The cost in launches of the whole case: of a launch, its twin, and the copies of inputs, which are made and
+  /// checked on the host.
   double cost_of_layout(const Context& context) const {
     constexpr double kCopyingPerLaunch = 4;
     const Case launched = context_case(c_, context);
@@ -326,8 +326,8 @@ class Planner {
     for (const int64_t m : {1, 2, 4, 8, 16}) at_other_places(m);
   }
 
-  /// A few rows have too few elements to show a change that occurs only in so small batches. So this launches more such
-  /// batches, taken from different places.
+  /// A few rows have too few elements to show a change that occurs only in such small batches. So this launches more
+  /// such batches, taken from different places.
   void at_other_places(int64_t m) {
     constexpr int64_t kElements = 4096, kMostPlaces = 64;
     int64_t columns = kElements;
