@@ -23,14 +23,6 @@
 
 namespace checkop {
 
-namespace {
-
-/// Time for a dying child, whether killed or with a closed connection: a CUDA driver may take a while to clean up after
-/// it.
-constexpr std::chrono::seconds kBuryLimit{20};
-
-}  // namespace
-
 std::string describe_end(int status) {
   if (WIFSIGNALED(status)) {
     return fmt::format("killed by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)));
@@ -119,7 +111,7 @@ ChildProcess::End ChildProcess::wait() {
   }
   pid_ = -1;
   if (group_ == Group::own) {
-    const auto until = Clock::now() + kBuryLimit;
+    const auto until = Clock::now() + kReapLimit;
     for (pid_t ended = 1; ended >= 0 && Clock::now() < until;) {
       ended = waitpid(-group, nullptr, WNOHANG);
       if (ended == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -143,9 +135,12 @@ std::string describe_memory(const ChildProcess::End& end, uint64_t allowed_bytes
 
 }  // namespace
 
-std::string bury(ChildProcess& child, uint64_t allowed_bytes) {
-  for (const auto until = Clock::now() + kBuryLimit; child.is_alive();) {
-    if (Clock::now() >= until) return "closed its connection but kept running; killed";
+std::string bury(ChildProcess& child, uint64_t allowed_bytes, std::chrono::milliseconds limit) {
+  for (const auto until = Clock::now() + limit; child.is_alive();) {
+    if (Clock::now() >= until) {
+      child.kill();
+      return "closed its connection but kept running; killed";
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   const ChildProcess::End end = child.wait();

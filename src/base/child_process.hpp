@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -62,9 +63,12 @@ class ChildProcess {
   Group group_ = Group::shared;
 };
 
-/// How a child ended that closed its connection or did not answer. Waits for its end for a while. If it keeps running,
-/// the text says "killed", and the caller must kill it. `allowed_bytes`: the memory that the child was allowed; 0: no
-/// limit.
-std::string bury(ChildProcess& child, uint64_t allowed_bytes);
+/// Time for a dying child, whether killed or with a closed connection: a CUDA driver may take a while to clean up after
+/// its process.
+inline constexpr std::chrono::milliseconds kReapLimit{20'000};
+
+/// How a child ended that closed its connection or did not answer. Waits for its end, and kills a child that runs
+/// longer than `limit`. `allowed_bytes`: the memory that the child was allowed; 0: no limit.
+std::string bury(ChildProcess& child, uint64_t allowed_bytes, std::chrono::milliseconds limit = kReapLimit);
 
 }  // namespace checkop

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -29,6 +30,15 @@ TEST(ChildProcess, LeavesWithWhatItsBodyReturns) {
 
 TEST(ChildProcess, ASignalIsNamed) {
   EXPECT_EQ(end_of([] { return raise(SIGKILL); }), "killed by signal 9 (Killed)");
+}
+
+TEST(ChildProcess, OneThatKeepsRunningIsKilledWhenItIsBuried) {
+  ChildProcess child([] {
+    sleep(60);
+    return 0;
+  });
+  EXPECT_EQ(bury(child, 0, std::chrono::milliseconds(1)), "closed its connection but kept running; killed");
+  EXPECT_EQ(describe_end(child.wait().status), "killed by signal 9 (Killed)");
 }
 
 /// Leaves a file behind when it is destroyed in another process than the one that made it.
