@@ -13,7 +13,7 @@ namespace {
 const std::vector<std::string> kRlKernelClasses{"elementwise", "reduction", "logprob", "attention"};
 
 /// Accepts both spellings in use: "fp32" and "float32".
-DType parse_seed_dtype(const JsonValue& json, const std::string& name) {
+DType parse_dtype_of_row(const JsonValue& json, const std::string& name) {
   static const std::map<std::string, DType> kNames{
       {"fp64", DType::f64}, {"float64", DType::f64}, {"fp32", DType::f32},  {"float32", DType::f32},
       {"fp16", DType::f16}, {"float16", DType::f16}, {"bf16", DType::bf16}, {"bfloat16", DType::bf16}};
@@ -31,7 +31,7 @@ void for_each_rl_kernel_cell(const JsonValue& json, const Body& body) {
     for (const auto& [dtype, cell] : row.members()) {
       RuleMatch match;
       match.op_class = op_class;
-      match.case_dtype = parse_seed_dtype(row, dtype);
+      match.case_dtype = parse_dtype_of_row(row, dtype);
       body(match, cell);
     }
   }
@@ -58,7 +58,7 @@ void read_rl_kernel_invariance(const JsonValue& json, const std::vector<Rule>& r
   std::vector<DType> covered;
   for (const auto& [op_class, row] : json.members())
     for (const auto& [dtype, cell] : row.members()) {
-      covered.push_back(parse_seed_dtype(row, dtype));
+      covered.push_back(parse_dtype_of_row(row, dtype));
       require_bitwise(cell);
     }
   for (const Rule& rule : rules)

@@ -417,7 +417,7 @@ auto PluginHost::believing_no_nonsense(const Body& body) {
 
 namespace {
 
-std::vector<int> numbers_of(const std::vector<Descriptor>& memory) {
+std::vector<int> descriptors_of(const std::vector<Descriptor>& memory) {
   std::vector<int> numbers;
   for (const Descriptor& each : memory) numbers.push_back(each.get());
   return numbers;
@@ -431,7 +431,7 @@ std::string PluginHost::call(Request what, const checkop_call& call, Answer want
   return believing_no_nonsense([&] {
     std::vector<Descriptor> memory;
     const std::string request = pack(what, kernel, {{&call}, 1}, memory);
-    return checked(what, call, wanted, ask(&call, request, numbers_of(memory)));
+    return checked(what, call, wanted, ask(&call, request, descriptors_of(memory)));
   });
 }
 
@@ -635,7 +635,7 @@ PluginHost::Timed PluginHost::time(const Turns& turns, const std::function<void(
     std::vector<Descriptor> memory;
     const std::string request = pack(Request::turns, kernel, turns, memory);
     std::string answer;
-    Timed timed = take_turns(request, numbers_of(memory), turns.timer, prepare, answer);
+    Timed timed = take_turns(request, descriptors_of(memory), turns.timer, prepare, answer);
     if (answer.empty()) return timed;
     timed.status = status_of(checked(Request::launch, first, Answer::done, std::move(answer)), first);
     if (timed.status == CHECKOP_OK) throw WireError("there is an answer only where a launch is not ok");
