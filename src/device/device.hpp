@@ -161,7 +161,7 @@ class Device : public DeviceMemory, public DeviceStream, public DeviceTimer {
   virtual void abort_comms() noexcept {}
 
   /// Declares that ranks 1 and up are in other processes, and that at most `most` ranks share a case.
-  void share(RankProcesses& processes, int64_t most) { processes_ = &processes, most_ranks_ = most; }
+  void use_rank_processes(RankProcesses& processes, int64_t most) { processes_ = &processes, most_ranks_ = most; }
   RankProcesses* processes() const { return processes_; }  ///< nullptr if all ranks are in this process
 
   /// Sets DeviceInfo::transport.

@@ -406,7 +406,7 @@ std::string PluginHost::pack(Request what, const Kernel& kernel, const Turns& tu
 
 /// Calls `body`. If it can't read an answer, ends the process, whose further answers would mean nothing.
 template <class Body>
-auto PluginHost::believing_no_nonsense(const Body& body) {
+auto PluginHost::refusing_malformed_answers(const Body& body) {
   try {
     return body();
   } catch (const WireError& e) {
@@ -428,7 +428,7 @@ std::vector<int> descriptors_of(const std::vector<Descriptor>& memory) {
 /// Runs a function of a kernel. Throws what the function threw, or Stopped.
 std::string PluginHost::call(Request what, const checkop_call& call, Answer wanted) {
   const auto& kernel = *reinterpret_cast<const Kernel*>(call.kernel);
-  return believing_no_nonsense([&] {
+  return refusing_malformed_answers([&] {
     std::vector<Descriptor> memory;
     const std::string request = pack(what, kernel, {{&call}, 1}, memory);
     return checked(what, call, wanted, ask(&call, request, descriptors_of(memory)));
@@ -499,7 +499,7 @@ int PluginHost::status_of(const std::string& answer, const checkop_call& call) {
 
 checkop_status PluginHost::launch(const checkop_call* call) {
   PluginHost& owner = *reinterpret_cast<const Kernel*>(call->kernel)->owner;
-  return owner.believing_no_nonsense(
+  return owner.refusing_malformed_answers(
       [&] { return static_cast<checkop_status>(status_of(owner.call(Request::launch, *call, Answer::done), *call)); });
 }
 
@@ -616,7 +616,7 @@ void PluginHost::make_gate() {
 
 PluginHost::Timed PluginHost::time_empty(Timer timer, const std::function<void()>& prepare) {
   PluginHost& empty = *empty_;
-  return empty.believing_no_nonsense([&] {
+  return empty.refusing_malformed_answers([&] {
     Packer request;
     constexpr uint64_t kNone = 0;  // windows to let go, to map; plugin, kernel
     request.put(Request::turns).put(kNone).put(kNone).put(kNone).put(kNone).put(device_.mode_elsewhere());
@@ -631,7 +631,7 @@ PluginHost::Timed PluginHost::time_empty(Timer timer, const std::function<void()
 PluginHost::Timed PluginHost::time(const Turns& turns, const std::function<void()>& prepare) {
   const checkop_call& first = *turns.calls.front();
   const auto& kernel = *reinterpret_cast<const Kernel*>(first.kernel);
-  return believing_no_nonsense([&]() -> Timed {
+  return refusing_malformed_answers([&]() -> Timed {
     std::vector<Descriptor> memory;
     const std::string request = pack(Request::turns, kernel, turns, memory);
     std::string answer;

@@ -99,7 +99,7 @@ class PluginHost {
   std::string call(host::Request what, const checkop_call& call, host::Answer wanted);
   std::string checked(host::Request what, const checkop_call& call, host::Answer wanted, std::string answer);
   template <class Body>
-  auto believing_no_nonsense(const Body& body);
+  auto refusing_malformed_answers(const Body& body);
   std::string pack(host::Request what, const Kernel& kernel, const Turns& turns, std::vector<Descriptor>& memory);
   Timed take_turns(const std::string& request, const std::vector<int>& descriptors, host::Timer timer,
                    const std::function<void()>& prepare, std::string& answer);

@@ -91,7 +91,7 @@ void Scheduler::open_processes(const Check& check) {
     WorkerConfig config{run_.selection.plugins_of(check.candidate), check.candidate.device};
     config.memory_limit = run_.options.memory_limit;
     config.ranks = run_.ranks;
-    config.in_worker = check.candidate.device != "cpu" && is_at_home(check.candidate, config.plugins);
+    config.in_worker = check.candidate.device != "cpu" && runs_in_worker(check.candidate, config.plugins);
     worker_ = std::make_shared<Worker>(config);
     if (Isolation::is_on()) second_.emplace(std::move(config));
   }
@@ -102,7 +102,7 @@ void Scheduler::open_processes(const Check& check) {
   if (is_first && calls_.on_first_device) calls_.on_first_device(device);
 }
 
-bool Scheduler::is_at_home(const ChosenCandidate& candidate, const std::vector<std::string>& plugins) const {
+bool Scheduler::runs_in_worker(const ChosenCandidate& candidate, const std::vector<std::string>& plugins) const {
   if (std::all_of(plugins.begin(), plugins.end(), is_shipped_plugin)) return true;
   const std::vector<Check>& checks = run_.selection.checks;
   return std::any_of(checks.begin(), checks.end(), [&](const Check& each) {

@@ -71,7 +71,7 @@ class Scheduler {
   void open_processes(const Check& check);
   /// Whether a candidate of a GPU runs in the worker's process: a candidate that is shipped with this program, which
   /// has no reason to cheat, or one with ranks, which communicate through NCCL there.
-  bool is_at_home(const ChosenCandidate& candidate, const std::vector<std::string>& plugins) const;
+  bool runs_in_worker(const ChosenCandidate& candidate, const std::vector<std::string>& plugins) const;
   /// Throws EnvironmentError if flags ask for more ranks than the device can hold. Cases of files and suites go on.
   void require_devices(const std::string& candidate, const DeviceInfo& device) const;
 

@@ -218,7 +218,7 @@ int run_child(int socket, const WorkerConfig& config) {
       std::optional<RankLink> ranks;
       if (config.ranks) {
         ranks.emplace(kChildChannel, candidates);
-        device->share(*ranks, config.ranks->processes);
+        device->use_rank_processes(*ranks, config.ranks->processes);
       }
       say(hello(candidates, *device, config.count_cuda_devices));
       serve(*device, candidates, ranks ? &*ranks : nullptr, external ? &*external : nullptr, hosts ? &*hosts : nullptr,
