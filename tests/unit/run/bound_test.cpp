@@ -52,8 +52,7 @@ TEST(BenchBound, ATimeThatIsNoNumberIsTheJudges) {
   EXPECT_EQ(ms[0], 0.2);
 }
 
-// --- processes that lie
-// ------------------------------------------------------------------------------------------------------------
+// --- processes that lie ----------------------------------------------------------------------------------------------
 
 /// Memory of the processor that passes for that of a GPU.
 class FakeGpu : public DelegatingDevice {
