@@ -157,8 +157,7 @@ auto with_mapping(int64_t hidden, F&& f) {
   return f(Mapping<512, 2, true>{});
 }
 
-// --- sums over rows
-// ----------------------------------------------------------------------------------------------------
+// --- sums over rows --------------------------------------------------------------------------------------------------
 
 /// How many blocks of a backward pass share the rows. The shape alone decides: it fixes the order of dweight's sums.
 /// first(b): where the rows of block b begin, if a block has neighbours and not every blocks-th row.
