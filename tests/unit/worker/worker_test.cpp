@@ -255,7 +255,7 @@ TEST(Worker, PluginThatCrashesWhileItIsLoadedIsAnInputErrorWithTheSignal) {
   }
 }
 
-// Which would not see kernels that another process launches.
+// Such a tool would not see kernels that another process launches.
 TEST(Worker, LaunchesOnAGpuItselfUnderAToolOfNvidia) {
   const WorkerConfig cpu{{"a.so"}, "cpu"}, gpu{{"a.so"}, "cuda:0"};
   EXPECT_TRUE(has_plugin_host(cpu));
