@@ -286,7 +286,7 @@ struct KeysOfSequence {
   }
 };
 
-/// queries: of a step. late: the exponentials of a step are computed at its begin, not at the end of the step before,
+/// queries: of a step. late: the exponentials of a step are computed at its start, not at the end of the step before,
 /// which leaves registers for more queries. listed: packed sequences.
 template <int head_dim, int queries, bool late, bool listed>
 struct KeyGradientConfig {
