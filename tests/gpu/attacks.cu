@@ -192,7 +192,7 @@ __global__ void find(const uint4* memory, size_t n, uint4 wanted, unsigned* foun
   }
 }
 
-/// Searches memory that was freed before for the data of the case.
+/// Searches memory that other processes have freed for the data of the case.
 checkop_status scans_device_memory(const checkop_call* call) {
   constexpr size_t kBytes = size_t{1} << 30, kBlocks = 8;
   uint4 wanted{};

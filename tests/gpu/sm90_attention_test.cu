@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares attention of packed sequences on Hopper, keys in rows or in pages, with attention of each sequence alone,
-// bit by bit, in grids of many and of three blocks. Rows that belong to no sequence hold NaN. Needs a Hopper GPU.
+// bit by bit, in grids of many and of three blocks. Memory that belongs to no sequence holds NaN. Needs a Hopper GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
