@@ -6,7 +6,8 @@
 //   x, grad_y: [leaves of the rank, numel] f32|f16|bf16, contiguous    y, dx: [numel], of the same dtype
 //   Two exchanges of NCCL's sends: every rank gets its part of all leaves, adds it up in fp32 and rounds once; then all
 //   parts are gathered. What is sent are copies, so NCCL's choices change no bit.
-//   Limits: 64 leaves.   Expected error: none for orders 0 and 1, which give every bit; any order is order 0.
+//   Limits: 64 leaves.   Workspace: the other ranks' leaves of the rank's part.
+//   Expected error: none for orders 0 and 1, which give every bit; any order is order 0.
 #include "cuda/collective.cuh"
 
 namespace checkop::kernels {

@@ -5,8 +5,8 @@
 //   q, o, do, dq: [batch, q_heads, q_seq, head_dim]     k, v, dk, dv: [batch, kv_heads, kv_seq, head_dim]
 //   f32|f16|bf16, contiguous
 //   key_padding_mask: [batch, kv_seq] u8, nonzero keeps a key; may be absent
-//   lse: [batch, q_heads, q_seq] f32, optional output of the forward pass. Given o and lse of a forward pass, the
-//   backward pass computes neither again.
+//   lse: [batch, q_heads, q_seq] f32, optional output of the forward pass. If the backward pass is given o and lse of
+//   a forward pass, it computes neither of them again.
 //   causal keeps key j <= i + (kv_seq - q_seq). A row without keys is 0. Masked keys may hold NaN; but NaN and
 //   infinities in the values of keys that `causal` hides from a row reach it if a row of its tile sees a key of their
 //   block of 128.
@@ -25,8 +25,8 @@
 //   with very few keys D errs by up to 2^-9 sum_d do o. dq is a chain of kv_seq / 16 additions, dk and dv of
 //   group * q_seq / 16.
 // The bits of a row of o depend on its query and on the keys that it keeps: not on the batch, the other rows, the
-// length of either sequence, the mask's form or the number of multiprocessors; see attention/sm90.cuh. Only the index
-// of a key modulo 128 and the blocks of 128 keys count.
+// length of either sequence, the mask's form or the number of SMs; see attention/sm90.cuh. Only the index of a key
+// modulo 128 and the blocks of 128 keys count.
 #include <algorithm>
 
 #include "attention/sm90_backward.cuh"

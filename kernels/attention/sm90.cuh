@@ -79,8 +79,9 @@ struct ForwardParams {
 struct TileOfHeads {
   int first_plane, planes, kv_plane;
 
-  /// Finds the heads of tile `index`, and returns its number among the tiles of the same heads. Tiles of some heads at
-  /// a time, as many as have their keys in L2 together; the tiles with the most keys first; heads of a group together.
+  /// Finds the heads of tile `index`, and returns its number among the tiles of the same heads. The order of tiles:
+  /// sections of as many heads as have their keys in L2 together; in a section the tiles with the most keys first;
+  /// heads of a group together.
   template <typename T>
   __device__ uint32_t find_heads(const ForwardParams<T>& p, uint32_t index, uint32_t q_tiles) {
     const uint32_t per_section = p.units_per_section * q_tiles, section = index / per_section;
@@ -122,7 +123,7 @@ struct TileOfPlanes : TileOfHeads {
   __device__ uint32_t block(const ForwardParams<T>& p, int i) const {
     return p.lists.listed == nullptr ? i : p.lists.listed[batch * p.lists.n_blocks + i];
   }
-  /// The line of its plane that has a key.
+  /// The line of a key in its plane.
   __device__ static int line(int key) { return key; }
   /// Queries end here.
   template <typename T>
@@ -372,8 +373,9 @@ __device__ __forceinline__ void store_row_part(const uint32_t* packed, int half,
   for (int i = 0; i < head_dim / 8; ++i) to[i * 4] = packed[i * 2 + half];
 }
 
-/// Stores the 64 rows of a warpgroup, through the tile's queries in shared memory where rows of a warp are neighbours
-/// in one plane, and end where it does if not all exist. Returns whether the buffer is still being read.
+/// Stores the 64 rows of a warpgroup: by TMA from the shared memory of the tile's queries if a warp's rows are
+/// neighbours in one plane and none belongs to another sequence; otherwise directly from registers. Returns whether the
+/// buffer is still being read.
 template <typename Config, typename T>
 __device__ __forceinline__ bool store_rows(const ForwardParams<T>& p, const AttentionSmem<Config>& smem,
                                            const ConsumerTile<Config, T>& at, const float (&o)[Config::kHeadDim / 2]) {
@@ -409,8 +411,8 @@ __device__ __forceinline__ bool store_rows(const ForwardParams<T>& p, const Atte
   return false;
 }
 
-/// A warp stores o = 0 and lse = -inf for the rows of tiles without keys. No other warp has to do with these tiles: two
-/// tiles have a buffer, and the consumers still need that of the last tile while they wait for the next one.
+/// A warp stores o = 0 and lse = -inf for the rows of tiles without keys. No other warp handles these tiles: there are
+/// buffers for two tiles, and the consumers still need that of the last tile while they wait for the next one.
 template <typename Config, typename T>
 __device__ void store_empty_tiles(const ForwardParams<T>& p) {
   constexpr int kChunks = Config::kHeadDim / 8;
@@ -504,8 +506,8 @@ __device__ __forceinline__ void consume(const ForwardParams<T>& p, const Attenti
       hide_unset(score, p.lists.bits[at.tile.batch * p.lists.n_blocks + static_cast<int>(block & ~kMixed)]);
     }
   };
-  // Packed sequences with three warpgroups: registers are short, so a tile is read again where its rows are stored. Its
-  // number is there until its buffer is released.
+  // Packed sequences with three warpgroups have few registers, so a tile is read again where its rows are stored. Its
+  // number stays in shared memory until its buffer is released.
   constexpr bool kReadsAgain = Config::kIsListed && Config::kConsumers == 3;
   const auto whole = [&](ConsumerTile<Config, T> of) {
     if constexpr (kReadsAgain) of.tile = AttentionTile<Config>(p, smem.tiles[of.buffer]);
@@ -657,8 +659,7 @@ __global__ __launch_bounds__(Config::kThreads, 1) void attention_forward(const _
   }
 }
 
-// --- launch
-// ----------------------------------------------------------------------------------------------------------
+// --- launch ----------------------------------------------------------------------------------------------------------
 
 template <typename T>
 struct ForwardCall {

@@ -3,17 +3,16 @@
 //   dv[j] = sum_i round(p[i,j]) do[i]        dk[j] = scale sum_i round(ds[i,j]) q[i]      over the heads of the group
 //   dq[i] = scale sum_j round(ds[i,j]) k[j]  ds = p (do v^T - delta),  delta[i] = sum_d do[i,d] o[i,d]
 //   p[i,j] = 2^(s[i,j] c - lse2[i]),  lse2 = log2 of the row's sum of 2^(s c); s and c as in the forward pass
-// The forward pass of this folder runs first, unless o and lse of one are given. Then three kernels. prepare_rows: lse2
-// and delta. key_gradients: a block owns 128 keys of a key head, computes dk and dv
-// over all their queries, and stores round(ds). query_gradients: a block owns 128 queries, and multiplies the stored ds
-// by k.
+// The forward pass of this folder runs first, unless o and lse of one are given. Three kernels follow. prepare_rows
+// computes lse2 and delta. In key_gradients a block owns 128 keys of a key head, computes dk and dv over all their
+// queries, and stores round(ds). In query_gradients a block owns 128 queries, and multiplies the stored ds by k.
 //
 // Bits of dq: a chain over blocks of 16 keys, upward; hidden keys add zeros. Bits of dk and dv: a chain over the heads
 // of the group and blocks of 16 queries, upward; hidden queries add zeros.
 //
-// ds in memory: for a plane (a head of a batch entry), 128 keys and 64 queries 16 KiB, the image of the operand in
-// shared memory: a line of 128 bytes per key, swizzled. Only those exist that a query sees: at multiples of 128
-// queries.
+// ds lies in memory as images of its operand in shared memory. An image has the ds of 128 keys and 64 queries of a
+// plane (a head of a batch entry): 16 KiB, a swizzled line of 128 bytes per key. Images come in pairs, of 128 keys and
+// a tile of 128 queries; only pairs whose tile sees a key of the block exist.
 //
 // Packed sequences (sm90_sequences.cuh) have lists of blocks of keys and of tiles of queries; each belongs to one
 // sequence and is counted from its first key or query, so a sequence has the bits that it has alone. Rows that TMA
@@ -27,12 +26,12 @@
 
 namespace checkop::kernels::attention::hopper {
 
-constexpr int kImageQueries = 64;  // of an image of ds
+constexpr int kImageQueries = 64;  // queries of an image of ds
 constexpr int kImageBytes = kKeys * kImageQueries * 2;
-constexpr int kBoxBytes = 16 * kImageQueries * 2;  // of it, a warp's
-constexpr int kQueryTile = 128;                    // of query_gradients
+constexpr int kBoxBytes = 16 * kImageQueries * 2;  // a warp's part of an image
+constexpr int kQueryTile = 128;                    // queries of a block of query_gradients
 
-/// Which images of ds exist, in a plane. Tiles of 128 queries, blocks of 128 keys.
+/// Which images of ds exist in a plane. Tiles have 128 queries, blocks 128 keys.
 struct Images {
   int q_tiles, key_blocks, shift;  ///< block b is seen by tiles from max(b - shift, 0) on
 
@@ -117,8 +116,7 @@ struct KeyPlanes {
   }
 };
 
-// --- rows
-// ------------------------------------------------------------------------------------------------------------
+// --- rows ------------------------------------------------------------------------------------------------------------
 
 constexpr int kRowsPerWarp = 4;  // loads of several rows in flight
 
@@ -190,8 +188,7 @@ __global__ __launch_bounds__(256) void prepare_rows(const T* __restrict__ o, con
   }
 }
 
-// --- dk, dv, ds
-// ------------------------------------------------------------------------------------------------------
+// --- dk, dv, ds ------------------------------------------------------------------------------------------------------
 
 /// Work of a block: 128 keys of a key head. Those with the most queries come first.
 struct KeysOfPlane {
@@ -225,7 +222,7 @@ struct KeysOfPlane {
   __device__ static int offset(const BackwardParams<T>& p) {
     return p.kv_seq - p.q_seq;
   }
-  /// The lines of q and k that the counts of queries and keys begin at.
+  /// The lines of q and k from which queries and keys are counted.
   __device__ static int query_line() { return 0; }
   __device__ static int key_line() { return 0; }
   /// The row of lse2 of query `query`.
@@ -246,8 +243,8 @@ struct KeysOfPlane {
 
 constexpr int kQueryStages = 3;
 
-/// The same in packed sequences, as the producer leaves it in shared memory, where it stays until the consumers are
-/// done with the keys: they have no registers left for it.
+/// The same in packed sequences. The producer writes it to shared memory, where it stays until the consumers are done
+/// with the keys: they have no registers left for it.
 struct ListedKeys {
   SequencePart part;
   int64_t before;               ///< first_image()
@@ -289,8 +286,8 @@ struct KeysOfSequence {
   }
 };
 
-/// queries: of a step. late: the exponentials of a step begin with it, not at the end of the step before, which leaves
-/// registers for more queries.
+/// queries: of a step. late: the exponentials of a step are computed at its start, not at the end of the step before,
+/// which leaves registers for more queries. listed: packed sequences.
 template <int head_dim, int queries, bool late, bool listed>
 struct KeyGradientConfig {
   static constexpr bool kIsListed = listed;  // packed sequences
@@ -586,8 +583,9 @@ struct KeyGradients {
         }
         buffer ^= 1;
       };
-      // `score` holds p of step i (late: the scores), and in the end that of the next; after the last that of the last
-      // again, which nobody needs: with a path of its own, the compiler would copy accumulators of products in flight.
+      // On entry `score` holds p of step i (if Config::kLate, its scores), at the end that of the next step. The last
+      // step computes its own once more, which nothing reads: with a branch that leaves this out, the compiler would
+      // copy the accumulators of products in flight.
       const auto run_step = [&](int i) {
         const int first = step * kQueries;
         std::byte* to = images + int64_t{step} * (Config::kImages * kImageBytes);
@@ -665,8 +663,8 @@ struct KeyGradients {
 #pragma unroll
         for (int k = 0; k < kHeadDim / 2; ++k) dk[k] = dv[k] = 0.0f;
       }
-      // Through the memory of k and v, of which every warpgroup reads its own rows. A warp some of whose rows lie
-      // behind a packed sequence stores the others itself.
+      // dk and dv are staged in the shared memory of k and v, of which every warpgroup reads only its own rows. Where
+      // some of a warp's rows lie behind a packed sequence, its lanes store the others directly.
       named_barrier_sync(1 + group, kWarpgroup);
       const int first_key = at.block() * kKeys + warp * 16, n_left = at.n_keys(p) - first_key;
       const int line = at.key_line() + first_key, kv_plane = at.kv_plane();
@@ -754,8 +752,7 @@ __global__ __launch_bounds__(Config::kThreads, 1) void key_gradients(const __gri
   }
 }
 
-// --- dq
-// --------------------------------------------------------------------------------------------------------------
+// --- dq --------------------------------------------------------------------------------------------------------------
 
 template <int head_dim, bool listed>
 struct QueryGradientConfig {
@@ -986,8 +983,7 @@ __global__ __launch_bounds__(Config::kThreads, 1) void query_gradients(const __g
   if (lane == 0) tma_store_wait<0>();
 }
 
-// --- launch
-// ----------------------------------------------------------------------------------------------------------
+// --- launch ----------------------------------------------------------------------------------------------------------
 
 constexpr int64_t kSlopeBytes = int64_t{1} << 30;  // of ds at a time, if that is enough
 
@@ -1046,8 +1042,7 @@ struct BackwardCall {
   bool has_both() const { return saved_o != nullptr && saved_lse != nullptr; }
 };
 
-/// Enqueues prepare_rows() for the o and lse that were saved, or that the forward pass has now written for want of
-/// them.
+/// Enqueues prepare_rows() for the o and lse that the call has, or that the forward pass run here has written.
 template <int head_dim, typename T, typename Forward, typename Rows>
 void launch_prepare_rows(const BackwardCall<T, Forward>& call, const Forward& forward, const Rows& queries_of,
                          const BackwardParams<T>& p, float* lse2, float* delta) {
@@ -1058,7 +1053,8 @@ void launch_prepare_rows(const BackwardCall<T, Forward>& call, const Forward& fo
       queries_of, lse2, delta);
 }
 
-/// What both ways to call the kernels set alike. of_queries(data) and of_keys(data): the planes of such an array.
+/// Sets the parameters that calls with and without packed sequences have in common. of_queries(data) and of_keys(data):
+/// the planes of an array of queries or of keys.
 template <typename KeyConfig, typename T, typename Forward, typename OfQueries, typename OfKeys>
 bool set_backward(BackwardParams<T>& p, const BackwardCall<T, Forward>& call, const OfQueries& of_queries,
                   const OfKeys& of_keys, L2Promotion promotion) {
@@ -1075,7 +1071,7 @@ bool set_backward(BackwardParams<T>& p, const BackwardCall<T, Forward>& call, co
          map(p.dv_map, of_keys(call.dv), 16) && map(p.dq_map, of_queries(call.dq), 16);
 }
 
-/// Enqueues both kernels for some key planes. Items, tiles: an upper bound of each, or their number.
+/// Enqueues key_gradients and query_gradients for some key planes. `items`, `tiles`: their numbers, or upper bounds.
 template <typename KeyConfig, typename T>
 cudaError_t launch_gradients(const BackwardParams<T>& p, int64_t items, int64_t tiles, cudaStream_t stream) {
   using QueryConfig = QueryGradientConfig<KeyConfig::kHeadDim, KeyConfig::kIsListed>;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the attention kernels on Hopper have in common beyond their inputs: the cases that they compute, and those that
-// they decline.
+// The cases that all attention kernels on Hopper compute, and those that they decline.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention forward of packed sequences on Hopper, on the kernel of sm90.cuh: enqueues the list of tiles, then the
-// kernel.
+// Attention forward of packed sequences on Hopper: enqueues a kernel that lists the tiles, then the kernel of sm90.cuh.
 #pragma once
 
 #include <algorithm>
@@ -26,8 +25,8 @@ struct PackedCall {
   int max_blocks = 1 << 30;  ///< as in ForwardCall
 };
 
-/// What varlen_attention and paged_attention give alike: the inputs q, k, v and cu_seqlens_q at 0 to 3, and the outputs
-/// o and lse of the forward pass. `rows`: of k; most_keys: a bound on those of a sequence.
+/// The part of a call that varlen_attention and paged_attention have in common: the inputs q, k, v and cu_seqlens_q at
+/// 0 to 3, and the outputs o and lse of the forward pass. `rows`: of k; most_keys: a bound on the keys of a sequence.
 template <typename T>
 PackedCall<T> packed_call(const checkop_call* call, const AttentionParams& shape, int64_t rows, int64_t most_keys) {
   const checkop_tensor* in = call->inputs;
@@ -44,7 +43,7 @@ PackedCall<T> packed_call(const checkop_call* call, const AttentionParams& shape
   return packed;
 }
 
-/// Queries of a sequence on average, rounded up: all that the host knows.
+/// Queries of a sequence on average, rounded up: the host does not know the lengths.
 inline int64_t mean_queries(const Sequences& s) { return ceil_div(s.tokens, std::max<int64_t>(s.sequences, 1)); }
 
 constexpr int kMostPlanes = 16;  // heads that share a tile of packed sequences

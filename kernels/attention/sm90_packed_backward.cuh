@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention backward of packed sequences on Hopper, on the kernels of sm90_backward.cuh: enqueues the lists of what a
-// block computes, then these kernels.
+// Attention backward of packed sequences on Hopper: enqueues a kernel that lists what each block computes, then the
+// kernels of sm90_backward.cuh.
 //
 // The lengths of the sequences are known to the device alone. The host takes as much memory for ds as one sequence of
 // all tokens would need for a key head, or 1 GiB if that is more and all key heads can use it; the device divides the
@@ -12,8 +12,9 @@
 
 namespace checkop::kernels::attention::hopper {
 
-/// One block lists the 128 queries and the 128 keys of all sequences, and of the rows behind the last, and decides how
-/// many of the key heads have their ds in memory at a time. most_images: for which that has room.
+/// One block lists the tiles of 128 queries and the blocks of 128 keys of all sequences and of the rows behind the
+/// last, and decides of how many key heads ds is in memory at a time. most_images: how many images of ds there is room
+/// for.
 static __global__ __launch_bounds__(kTileListThreads) void list_parts(Sequences all, int64_t tokens_k, int group,
                                                                       int kv_heads, int64_t most_images, PartLists to) {
   __shared__ int of_warp[kWarp];

@@ -73,7 +73,7 @@ __device__ int list_by_size(int64_t n_slots, int most, const Read& read, const S
   return total;
 }
 
-/// One block lists the tiles, and sets to 0 the counter of those that were taken.
+/// One block lists the tiles and clears the counter from which blocks of the attention kernel take tiles.
 static __global__ __launch_bounds__(kTileListThreads) void list_tiles(Sequences all, int rows, int64_t n_slots,
                                                                       TileList list, unsigned* counter) {
   const auto read = [&](int64_t slot, ListedTile& tile) {
@@ -148,8 +148,8 @@ __device__ __forceinline__ void load_boxes(const CUtensorMap& map, const PageTab
   __syncwarp();
 }
 
-/// The same key by key, for pages of any size. All lanes arrive at `barrier` when their loads are done; who waits for
-/// it must then call fence_proxy_async().
+/// The same key by key, for pages of any size. All lanes arrive at `barrier` when their loads are done; a thread that
+/// waits for it must then call fence_proxy_async().
 template <int head_dim, typename T>
 __device__ __forceinline__ void load_rows(const T* from, const BlockRows<false>& rows, int n, uint32_t to,
                                           uint32_t barrier, int kv_head, int kv_heads) {

@@ -61,8 +61,8 @@ __device__ __forceinline__ void hide_unset(float (&score)[kScores], const uint4&
   }
 }
 
-/// Takes the maxima of a block of scores into account. `factor`: what all that was summed earlier must be multiplied
-/// by. Returns whether a factor of a row of this warp is not 1.
+/// Moves the references of the rows if the maxima of a block of scores ask for it. `factor`: by what all earlier sums
+/// of a row must be multiplied. Returns whether a factor of a row of this warp is not 1.
 __device__ __forceinline__ bool move_reference(const float (&score)[kScores], float c, RowState& row,
                                                float (&factor)[2]) {
   bool moved[2];

@@ -72,7 +72,7 @@ inline float* check_rows(const checkop_tensor& t, const char* name, const Attent
   return static_cast<float*>(t.data);
 }
 
-/// Inputs that the operators with one part have behind the mask, and those of kv_cache_attention.
+/// Indices of the inputs behind the mask; kv_cache_attention, with two parts, has only grad_o.
 struct InputsBehindMask {
   explicit InputsBehindMask(int parts)
       : sinks(parts == 1 ? 4 : -1),
@@ -237,8 +237,8 @@ inline checkop_status forward(const checkop_call* call, int parts) {
   });
 }
 
-/// Computes the gradients of one query head: stores its dq, adds to dk and dv of the kept keys. Returns that of the
-/// head's sink.
+/// Computes the gradients of one query head: stores its dq, adds to dk and dv of the kept keys. Returns the gradient of
+/// the head's sink.
 inline float head_gradients(const AttentionParams& p, const checkop_tensor& grad_o, const checkop_tensor& dq,
                             int64_t head, const Keys& keys, std::vector<float>& dk, std::vector<float>& dv) {
   if (p.q_seq == 0) return 0;

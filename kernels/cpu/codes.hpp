@@ -27,7 +27,7 @@ inline float from_e4m3(uint8_t code) {
   return std::bit_cast<float>(sign | ((rest << 20) + (120u << 23)));
 }
 
-/// The largest |x| of n numbers, of which NaN is none.
+/// The largest |x| of n numbers; NaN is skipped.
 inline float amax(const float* x, int64_t n) {
   float largest = 0;
   for (int64_t i = 0; i < n; ++i) largest = std::abs(x[i]) > largest ? std::abs(x[i]) : largest;

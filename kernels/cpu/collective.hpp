@@ -25,8 +25,8 @@ inline int64_t part_begin(int64_t numel, int32_t ranks, int32_t rank) {
 /// A tensor of a call is the message of every leaf of this rank, a part of the message, or all of it.
 enum class Holds : uint8_t { leaves, part, all };
 
-/// Checks both tensors of a call, of which at most one is a part. A rank can't know the length of a message of which it
-/// has parts alone, so one of them must be whole.
+/// Checks both tensors of a call. At most one of them is a part, since a rank that has only parts of a message can't
+/// know its length.
 inline Message check_message(const checkop_call& c, const char* input, Holds in, const char* output, Holds out,
                              RankInfo& own) {
   check_counts(c, 1, 1);
@@ -98,7 +98,7 @@ inline void gather_parts(const checkop_call& c, const Ranks& ranks, const Messag
   });
 }
 
-/// A launch that has this input and output. Each rank gets its part of the sum over the leaves of all ranks.
+/// Runs a launch with this input and output: each rank gets its part of the sum over the leaves of all ranks.
 inline checkop_status reduce_scatter(const checkop_call* call, const char* input, const char* output) {
   return run(call, [&](const checkop_call& c) {
     Ranks ranks(c, kLeafWords);
@@ -111,7 +111,7 @@ inline checkop_status reduce_scatter(const checkop_call* call, const char* input
   });
 }
 
-/// The same; every rank gets the parts of all ranks.
+/// Runs a launch with this input and output: every rank gets the parts of all ranks.
 inline checkop_status all_gather(const checkop_call* call, const char* input, const char* output) {
   return run(call, [&](const checkop_call& c) {
     Ranks ranks(c, kLeafWords);

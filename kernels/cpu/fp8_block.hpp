@@ -15,7 +15,7 @@ struct Fp8Scaling {
         is_power(attribute(c, "pow2") != 0),
         eps(attribute(c, "eps")) {}
 
-  /// Stores the scale of a block with this amax, and returns what its numbers are multiplied by.
+  /// Returns what the numbers of a block with this amax are multiplied by; sets `scale`, the number that is stored.
   float factor(float amax, float& scale) const {
     amax = std::max(amax, eps);
     if (!is_factor_first) {

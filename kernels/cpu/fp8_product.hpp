@@ -29,7 +29,7 @@ inline float scaled_dot(const float* x, const float* scale_x, const float* y, co
   return sum.finish();
 }
 
-/// Reads attributes of the bound alone.
+/// Refuses a call without the attributes that only the bound uses.
 inline void check_bound_attributes(const checkop_call& c) {
   for (const char* name : {"acc_bits", "acc_terms"}) exact_attribute(c, name);
 }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shared by the CPU candidates named "native": argument checks, element conversion, sums in a fixed order, threads.
 // Independent of the checker's own code, so that a mistake there cannot repeat itself here.
+//
+// run() copies inputs that are not contiguous. So "Limits: contiguous" in a candidate's header is a limit of its
+// outputs.
 #pragma once
 
 #include <algorithm>
@@ -27,8 +30,7 @@
 
 namespace native {
 
-// --- refusing a call
-// --------------------------------------------------------------------------------------------------
+// --- refusing a call -------------------------------------------------------------------------------------------------
 
 /// Ends a launch with a status and a message; run() returns them through the ABI.
 struct Refusal : std::runtime_error {
@@ -56,7 +58,7 @@ class PackedCall {
   PackedCall& operator=(const PackedCall&) = delete;
 
   const checkop_call& get() const { return call_; }
-  /// Whether an input has these data; it then has the wanted type.
+  /// Converts the input that has these data to the wanted type; false if no input has them.
   bool convert(const OtherIntegers& integers) {
     for (checkop_tensor& t : inputs_) {
       if (t.data != integers.data) continue;
@@ -131,7 +133,7 @@ class PackedCall {
   std::vector<std::vector<int64_t>> strides_;
 };
 
-/// Calls launch(*call), on contiguous copies of inputs that lie otherwise or have other integers than it reads.
+/// Calls launch(*call), with copies of the inputs that are not contiguous or have other integers than it reads.
 template <class Launch>
 void run_packed(const checkop_call* call, Launch launch) {
   PackedCall packed(*call);
@@ -264,8 +266,7 @@ inline void check_ids(const checkop_tensor& t, const char* name, int64_t count, 
                                         " is outside [0, " + std::to_string(vocab) + ")");
 }
 
-// --- elements
-// ---------------------------------------------------------------------------------------------------------
+// --- elements --------------------------------------------------------------------------------------------------------
 // The 16-bit types stay integers: g++ 12 at -O2 removes a round trip through a float that was rounded by bit
 // arithmetic.
 
@@ -333,8 +334,7 @@ inline std::vector<float> load_all(const checkop_tensor& t, int64_t n) {
   return values;
 }
 
-// --- sums whose order depends only on the number of terms
-// -------------------------------------------------------------
+// --- sums whose order depends only on the number of terms ------------------------------------------------------------
 
 /// Merges values in a binary tree, the earlier value on the left.
 template <class T, class Merge>
@@ -454,13 +454,11 @@ inline SumExp sum_exp(const float* z, int64_t n) {
   return s;
 }
 
-// --- threads
-// ----------------------------------------------------------------------------------------------------------
+// --- threads ---------------------------------------------------------------------------------------------------------
 
 /// Calls body(begin, end) over a split of [0, n). Every index is computed independently, so the split cannot change
-/// bits.
-/// `work` is the total number of multiply-adds: little work runs on this thread, since a thread costs as much as about
-/// 10^5 of them.
+/// bits. `work` is the total number of multiply-adds: little work runs on this thread, since starting a thread costs as
+/// much as about 10^5 of them.
 template <class Body>
 void parallel_for(int64_t n, int64_t work, Body body) {
   constexpr int64_t kWorkPerThread = int64_t{1} << 20, kMaxThreads = 16;

@@ -9,7 +9,7 @@
 
 namespace native {
 
-/// What ranks compare before they exchange anything else. No padding: it is sent as bytes.
+/// The numbers that ranks compare before they exchange anything else. No padding: they are sent as bytes.
 struct RankInfo {
   int64_t status = CHECKOP_OK;
   int64_t begin = 0, end = 0, total = 0;
@@ -34,7 +34,8 @@ inline std::vector<int64_t> canonical_bounds(int64_t vocab, int64_t n) {
   return bounds;
 }
 
-/// The bounds of the segments that this rank holds, before it knows of the others; its whole part if it holds none.
+/// The bounds of the segments that this rank holds, known without the other ranks; those of its whole part if its part
+/// does not consist of segments.
 inline std::vector<int64_t> own_bounds(const checkop_call& c) {
   std::vector<int64_t> own;
   for (const int64_t bound : canonical_bounds(c.shard_total, static_cast<int64_t>(attribute(c, "canonical_segments"))))
@@ -43,7 +44,7 @@ inline std::vector<int64_t> own_bounds(const checkop_call& c) {
   return {c.shard_begin, c.shard_end};
 }
 
-/// What ranks divide and what RankInfo::rows are, in messages.
+/// Words of messages: for what ranks divide, and for RankInfo::rows.
 struct RankWords {
   const char *divided = "the vocabulary", *total = "a vocabulary of", *rows = "a row count of";
 };
@@ -123,7 +124,7 @@ class Ranks {
     });
   }
 
-  /// Calls body(rank, values) in order for all ranks, with the values that each has as `own`: at most `most`.
+  /// Calls body(rank, values) in order for all ranks, with the values that each rank passes as `own`, at most `most`.
   template <class T, class Body>
   void for_each_rank(const std::vector<T>& own, size_t most, Body body) const {
     std::vector<T> send(own);

@@ -9,7 +9,7 @@
 
 namespace native {
 
-/// Attributes of the angles, checked as far as they choose what is computed.
+/// The attributes that fix the angles. Checks only those that choose a formula.
 class RopeAngles {
  public:
   RopeAngles(const checkop_call& c, int64_t head_dim)
@@ -30,7 +30,7 @@ class RopeAngles {
   }
 
   int64_t pairs() const { return rotary_dim_ / 2; }
-  /// Which of three positions turns pair i.
+  /// Which of three positions rotates pair i.
   int64_t section(int64_t i) const {
     if (sections_interleaved_) return i % 3 == 1 && i < 3 * section_h_ ? 1 : i % 3 == 2 && i < 3 * section_w_ ? 2 : 0;
     return i >= pairs() - section_w_ ? 2 : i >= pairs() - section_w_ - section_h_ ? 1 : 0;
@@ -40,7 +40,7 @@ class RopeAngles {
     const float angle = static_cast<float>(position) * frequencies_[static_cast<size_t>(i)];
     return {scale_ * std::cos(angle), scale_ * std::sin(angle)};
   }
-  /// Turns a row by the cosines and sines of its pairs; columns from rotary_dim on stay.
+  /// Rotates a row by the cosines and sines of its pairs; columns from rotary_dim on stay.
   void apply(const float* cosine, const float* sine, float* row) const {
     for (int64_t i = 0; i < pairs(); ++i) {
       float &low = row[interleaved_ ? 2 * i : i], &high = row[interleaved_ ? 2 * i + 1 : i + pairs()];

@@ -20,14 +20,14 @@ class EntryTensor {
     bytes_.resize(size(heads * seq * head_dim) * (dtype == CHECKOP_F32 ? 4 : 2) + 1);  // data is not NULL
   }
 
-  /// Copies row `i` of head `head` from a tensor, whose row `row` it is, or to it.
+  /// take() copies row `row` of a tensor to row `i` of head `head`; put() copies it back.
   void take(int64_t head, int64_t i, const checkop_tensor& from, int64_t row) {
     std::memcpy(at(head, i), static_cast<const std::byte*>(from.data) + size(row) * row_bytes(), row_bytes());
   }
   void put(int64_t head, int64_t i, const checkop_tensor& to, int64_t row) {
     std::memcpy(static_cast<std::byte*>(to.data) + size(row) * row_bytes(), at(head, i), row_bytes());
   }
-  /// As take() and put() of all rows of a tensor [tokens, heads] with one element a row, from token `first` on.
+  /// take() and put() for all rows of a tensor [tokens, heads] with one element per row, from token `first` on.
   void take_column(const checkop_tensor& from, int64_t first) {
     for (int64_t i = 0; i < shape_[1] * shape_[2]; ++i) take(i % shape_[1], i / shape_[1], from, first * shape_[1] + i);
   }
@@ -38,7 +38,7 @@ class EntryTensor {
     if (bytes_.empty()) return {nullptr, 0, 0, nullptr, nullptr};
     return {bytes_.data(), dtype_, 4, shape_.data(), strides_.data()};
   }
-  /// Of rows with one element, [1, heads, seq].
+  /// view() of rows with one element, as [1, heads, seq].
   checkop_tensor view_of_rows() {
     checkop_tensor rows = view();
     rows.rank = std::min(rows.rank, 3);
@@ -87,7 +87,7 @@ struct Tokens {
   int64_t count, heads, width;
 };
 
-/// Numbers of the queries, [tokens, heads] fp32; false where they are absent.
+/// Checks a tensor with a number per query, [tokens, heads] fp32; false if it is absent.
 inline bool check_of_queries(const checkop_tensor& t, const char* name, const Tokens& q) {
   if (t.data == nullptr) return false;
   Extent rows{"tokens_q", q.count}, columns{"q_heads", q.heads};
@@ -95,7 +95,7 @@ inline bool check_of_queries(const checkop_tensor& t, const char* name, const To
   return true;
 }
 
-/// lse behind the last sequence: -inf from token `first` on.
+/// Sets lse to -inf from token `first` on: behind the last sequence.
 inline void clear_lse_from(int64_t first, const checkop_tensor& lse) {
   auto* const all = static_cast<float*>(lse.data);
   std::fill(all + first * lse.shape[1], all + lse.shape[0] * lse.shape[1], -std::numeric_limits<float>::infinity());

@@ -10,14 +10,14 @@
 //   f32|f16|bf16     key_padding_mask: [batch, kv_seq] u8, kv_seq the sum of the parts' lengths; nonzero keeps a key;
 //   may be absent
 //   Attributes causal and scale; window_left, window_right and softcap where the operator has them: query i sees the
-//   keys from window_left before its own, i + (kv_seq - q_seq), to window_right after it, or to its own if causal. With
-//   one part: lse[i] = log(sum_j exp(s[i,j]) + exp(sinks[h])), [batch, q_heads, q_seq] f32, optional output of the
-//   forward pass; -inf for a row without keys and a sink. sinks: [q_heads], may be absent. o and lse of a forward pass,
-//   optional inputs of the backward pass, are used in place of the sums over keys that they are: with both, dq needs
-//   one pass over the keys and not two. dlse: as lse, may be absent. Limits: contiguous, head_dim and v_dim
-//   <= 256, q_heads a multiple of kv_heads. Workspace: forward none; backward batch * q_heads * q_seq * 12 bytes (max,
-//   1/sum and D of every query). Expected error: chains of head_dim, v_dim and kv_seq fp32 additions, dk and dv of
-//   group * q_seq; expf within 2 ulp.
+//   keys from window_left before its own, i + (kv_seq - q_seq), to window_right after it, or to its own if causal.
+//   With one part: lse[i] = log(sum_j exp(s[i,j]) + exp(sinks[h])), [batch, q_heads, q_seq] f32, optional output of the
+//   forward pass; -inf for a row without keys and a sink. sinks: [q_heads], may be absent. dlse: as lse, may be absent.
+//   The backward pass takes o and lse of the forward pass as optional inputs and then does not compute these sums
+//   again: with both, dq needs one pass over the keys instead of two.
+//   Limits: contiguous, head_dim and v_dim <= 256, q_heads a multiple of kv_heads.
+//   Workspace: forward none; backward batch * q_heads * q_seq * 12 bytes (max, 1/sum and D of every query).
+//   Expected error: chains of head_dim, v_dim and kv_seq fp32 additions, dk and dv of group * q_seq; expf within 2 ulp.
 //
 // A query's bits depend only on its batch entry, not on how its keys are cut into parts: tiles begin at multiples of 32
 // and are taken in ascending order. A block owns what it writes, a tile of queries (o, dq) or of keys (dk, dv, for the
@@ -294,8 +294,7 @@ __global__ __launch_bounds__(kThreads) void attention_dsinks(int64_t batch, int6
   if (threadIdx.x == 0) dsinks[blockIdx.x] = from_float<T>(sums[0]);
 }
 
-// --- launch
-// ----------------------------------------------------------------------------------------------------------
+// --- launch ----------------------------------------------------------------------------------------------------------
 
 inline size_t stats_bytes(const checkop_tensor& q) {
   return static_cast<size_t>(leading_count(q)) * sizeof(QueryStats);
@@ -325,7 +324,7 @@ inline checkop_status check_widths(const checkop_call* call, int64_t head_dim, i
              static_cast<long long>(head_dim > 256 ? head_dim : v_dim));
 }
 
-/// Inputs behind key_padding_mask, which kv_cache_attention lacks but for grad_o.
+/// Indices of the inputs after key_padding_mask. With two parts (kv_cache_attention) only grad_o exists.
 template <int kParts>
 struct BehindMask {
   static constexpr bool kOnePart = kParts == 1;

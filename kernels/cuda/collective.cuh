@@ -165,7 +165,7 @@ constexpr ncclDataType_t nccl_type() {
   return ncclBfloat16;
 }
 
-/// Refuses what NCCL's sums can't give: a sum in a given order, and several leaves a rank.
+/// Refuses what NCCL's sums do not support: a given order, and several leaves a rank.
 inline void check_nccl_sum(const checkop_call& c) {
   if (native::attribute(c, "order") >= 0) {
     throw native::Refusal(CHECKOP_UNSUPPORTED,
@@ -178,14 +178,14 @@ inline void check_nccl_sum(const checkop_call& c) {
   }
 }
 
-/// Refuses parts of different lengths, which NCCL has not.
+/// Refuses parts of different lengths, which NCCL's collectives do not support.
 inline void check_nccl_parts(const checkop_call& c, int64_t numel) {
   if (numel % c.world_size == 0) return;
   throw native::Refusal(CHECKOP_UNSUPPORTED, std::to_string(numel) + " elements on " + std::to_string(c.world_size) +
                                                  " ranks: NCCL takes parts of equal length");
 }
 
-/// ncclReduceScatter in a launch that has this input and output.
+/// Runs a launch with this input and output by ncclReduceScatter.
 inline checkop_status nccl_reduce_scatter(const checkop_call* call, const char* input, const char* output) {
   return run(call, input, native::Holds::leaves, output, native::Holds::part, 0,
              [](const checkop_call& c, const native::Ranks& ranks, const native::Message& message, auto tag) {
@@ -203,7 +203,7 @@ inline checkop_status nccl_reduce_scatter(const checkop_call* call, const char* 
              });
 }
 
-/// ncclAllGather likewise.
+/// Runs a launch with this input and output by ncclAllGather.
 inline checkop_status nccl_all_gather(const checkop_call* call, const char* input, const char* output) {
   return run(call, input, native::Holds::part, output, native::Holds::all, 0,
              [](const checkop_call& c, const native::Ranks& ranks, const native::Message& message, auto tag) {

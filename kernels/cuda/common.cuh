@@ -23,8 +23,7 @@
 
 namespace checkop::kernels {
 
-// --- arithmetic
-// --------------------------------------------------------------------------------------------------------
+// --- arithmetic ------------------------------------------------------------------------------------------------------
 
 __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
@@ -70,8 +69,7 @@ __device__ To bit_cast(const From& from) {
 /// or +inf element still makes the sum NaN: fmaxf skips NaN, exp does not.
 __device__ inline float exp_shift(float max) { return max == -INFINITY ? 0.0f : max; }
 
-// --- reductions
-// --------------------------------------------------------------------------------------------------------
+// --- reductions ------------------------------------------------------------------------------------------------------
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
@@ -105,8 +103,7 @@ __device__ inline float block_sum(float x, float* __restrict__ shared) {
   return warp_sum(lane < n_warps ? shared[lane] : 0.0f);
 }
 
-// --- messages
-// ----------------------------------------------------------------------------------------------------------
+// --- messages --------------------------------------------------------------------------------------------------------
 
 /// Writes the message and returns `status`.
 __attribute__((format(printf, 3, 4))) inline checkop_status say(const checkop_call* call, checkop_status status,
@@ -135,8 +132,7 @@ inline const char* dtype_name(int32_t dtype) {
   return dtype >= CHECKOP_F64 && dtype <= CHECKOP_E2M1X2 ? kNames[dtype] : "unknown dtype";
 }
 
-// --- checks of a call
-// --------------------------------------------------------------------------------------------------
+// --- checks of a call ------------------------------------------------------------------------------------------------
 
 /// Product of all extents but the last: the number of rows of a tensor with any number of batch dimensions.
 inline int64_t leading_count(const checkop_tensor& t) {

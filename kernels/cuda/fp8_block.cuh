@@ -14,7 +14,7 @@ struct Fp8Scaling {
   float eps;
   bool factor_first, is_power;
 
-  /// What numbers are multiplied by; `scale` is what is stored.
+  /// Returns what numbers are multiplied by before they become codes; sets `scale`, the number that is stored.
   __device__ float factor(float amax, float& scale) const {
     amax = fmaxf(amax, eps);
     float factor;

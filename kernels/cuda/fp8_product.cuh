@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of products of e4m3 codes with scales for blocks of 128 of them: fp32 units, codes decoded on their way to
-// shared memory. An element's sums have the same order wherever its tile lies and whatever the other rows are.
+// Tiles of matrix products of e4m3 codes, 128 of which share a scale: computed in fp32, codes are decoded on their way
+// to shared memory. An element's sums have the same order wherever its tile lies and whatever the other rows are.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -92,7 +92,7 @@ __device__ void multiply_tile(const Codes<kRowsOfA>& a, int64_t first_row, int64
   }
 }
 
-/// Reads attributes of the bound alone.
+/// Refuses a call without the attributes that only the bound uses.
 inline checkop_status check_bound_attributes(const checkop_call* call) {
   for (const char* name : {"acc_bits", "acc_terms"}) {
     double value = 0;

@@ -18,8 +18,7 @@ __global__ void find_bad_boundary(const Index* __restrict__ bounds, int64_t coun
 }
 
 /// CHECKOP_FAILED when the boundaries do not start at 0, increase, and end at the batch. Waits for the stream, because
-/// the groups must be valid before they are used.
-/// `flag`: 8 bytes of workspace.
+/// the groups must be valid before they are used. `flag`: 8 bytes of workspace.
 template <typename Index>
 checkop_status check_boundaries(const checkop_call* call, const Index* bounds, int64_t count, int64_t batch, void* flag,
                                 cudaStream_t stream) {

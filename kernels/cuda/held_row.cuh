@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of logits that the blocks of a cluster hold in shared memory while they compute a gradient, so that a row is
-// read once. From sm_90 on; rows that one block holds or no cluster, and those of other devices, are read through a
-// ring (softmax.cuh).
+// read once. From sm_90 on. Rows that fit into one block, rows that no cluster can hold, and all rows on older devices
+// are read through a ring (softmax.cuh).
 //
 // A block has one part of the row. It loads all of it at once, so that loads are in flight while other blocks of its SM
 // compute or store. Parts, and the order of sums, depend on the vocabulary alone.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The check that ids lie in their range. It runs on the device beside the kernels that use the ids, and tells the host
-// by memory of the host: a copy and an event would cost more than most kernels' launches.
+// The check that ids lie in their range. It runs on the device beside the kernels that use the ids, and writes what it
+// found to host memory: a copy and an event would cost more than most kernels' launches.
 #pragma once
 
 #include <new>
@@ -14,7 +14,7 @@ constexpr size_t kIdCheckBytes = 256;
 constexpr unsigned long long kNoBadRow = std::numeric_limits<unsigned long long>::max();
 constexpr int kIdThreads = 1024;
 
-/// What find_bad_id() tells the host, in memory of the host.
+/// What find_bad_id() found, in pinned host memory.
 struct IdFindings {
   unsigned long long ticket;   ///< of the search, written last
   unsigned long long bad_row;  ///< the first one, or kNoBadRow
@@ -22,7 +22,7 @@ struct IdFindings {
   int64_t id;  ///< of bad_row
 };
 
-/// What a search asks beside the ids.
+/// Options of a search.
 struct IdSearch {
   /// Rows where a mask, if given, is 0 may have any id.
   const uint8_t *mask = nullptr, *other_mask = nullptr;
@@ -30,8 +30,9 @@ struct IdSearch {
   const unsigned long long* extra = nullptr;  ///< a number that work enqueued before has left for the host
 };
 
-/// One of this thread's, in turns: so many searches may be open at once, and no call has more than two. They stay for
-/// the thread's life, since pinned memory takes longer to get than most kernels run.
+/// The next of this thread's kFindings places for findings, in turn: as many searches may be open at once, and no call
+/// has more than two. The memory is kept until the thread ends, since allocating pinned memory takes longer than most
+/// kernels run.
 inline cudaError_t next_findings(IdFindings*& findings) {
   constexpr int kFindings = 8;
   struct Memory {
@@ -50,7 +51,8 @@ inline cudaError_t next_findings(IdFindings*& findings) {
   return cudaSuccess;
 }
 
-/// `state`: with several blocks kNoBadRow, another number, and 2^64 - 1; one block does not use it.
+/// `state`, with several blocks: the smallest bad row so far; a place for IdSearch::extra; the number of blocks that
+/// are done, less 1. The first and the last begin as 2^64 - 1. One block does not use it.
 static __global__ __launch_bounds__(kIdThreads) void find_bad_id(const int64_t* __restrict__ ids, IdSearch search,
                                                                  int64_t rows, int64_t vocab,
                                                                  unsigned long long* __restrict__ state,

@@ -50,7 +50,7 @@ static __global__ __launch_bounds__(kTokenThreads) void sum_sequences(PolicyBatc
   if (threadIdx.x == 0) to[blockIdx.x] = {n, n == 0.0f ? 0.0f : log_ratio / n, mismatch};
 }
 
-/// What the mean divides by: the input denom, or at least 1.
+/// What the mean divides by: the input denom if there is one; otherwise a count of the batch, at least 1.
 static __global__ __launch_bounds__(kSumThreads) void find_denom(PolicyBatch b, const Sequence* __restrict__ sequences,
                                                                  float* __restrict__ denom) {
   __shared__ float shared[kWarp];

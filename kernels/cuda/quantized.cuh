@@ -19,7 +19,7 @@ struct QuantShape {
   bool aligned;                   ///< rows begin at multiples of a word of x and of the codes
 };
 
-/// Each block of Op::kWidth columns of x by itself: amax, its scale, its codes. Op has
+/// Quantises each block of Op::kWidth columns of x: its amax gives its scale, and the scale its codes. Op has
 ///   float begin(float amax, bool leads, int64_t place): what x is multiplied by; stores the scale if `leads`
 ///   void store(const float (&q)[4], int64_t row, int64_t first, int n, const QuantShape&): codes of n quotients
 /// The maximum of a block has the same bits in any order, so that the lanes' order does not matter.
@@ -40,7 +40,7 @@ __global__ __launch_bounds__(kQuantThreads) void quantize_blocks(const T* __rest
     load_quad(from, n, shape.aligned, values);
     float amax = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kLaneColumns; ++i) amax = fmaxf(amax, fabsf(values[i]));  // of a NaN, the other
+    for (int i = 0; i < kLaneColumns; ++i) amax = fmaxf(amax, fabsf(values[i]));  // fmaxf skips NaN
 #pragma unroll
     for (int offset = kLanes / 2; offset > 0; offset /= 2) amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, offset));
     if (n == 0) continue;  // after the last exchange of this block

@@ -14,8 +14,7 @@
 
 namespace checkop::kernels::ranks {
 
-// --- failures
-// ----------------------------------------------------------------------------------------------------------
+// --- failures --------------------------------------------------------------------------------------------------------
 
 inline void require(cudaError_t error, const char* doing) {
   if (error == cudaSuccess) return;
@@ -46,8 +45,7 @@ void exchange(const checkop_call& c, const char* doing, Enqueue&& enqueue) {
                         std::string(doing) + ": " + ncclGetErrorString(result) + ": " + ncclGetLastError(comm));
 }
 
-// --- target ids
-// --------------------------------------------------------------------------------------------------------
+// --- target ids ------------------------------------------------------------------------------------------------------
 
 /// sum += hash of every id together with its row.
 static __global__ void sum_hashes(const int64_t* __restrict__ ids, int64_t rows, unsigned long long* __restrict__ sum) {
@@ -115,8 +113,7 @@ class TargetIdCheck {
   std::string message_;
 };
 
-// --- softmax statistics of segments
-// ------------------------------------------------------------------------------------------------
+// --- softmax statistics of segments ----------------------------------------------------------------------------------
 
 /// A row's softmax over a segment: the candidate's two numbers for a sum of exponentials, and the target's logit if the
 /// segment holds the target.
@@ -222,8 +219,7 @@ struct WriteSegmentStats {
   }
 };
 
-// --- sums over ranks
-// ---------------------------------------------------------------------------------------------------
+// --- sums over ranks -------------------------------------------------------------------------------------------------
 
 /// Every segment's contribution to the same rows, [rows, ld] each.
 struct Shares {

@@ -157,8 +157,7 @@ auto with_mapping(int64_t hidden, F&& f) {
   return f(Mapping<512, 2, true>{});
 }
 
-// --- sums over rows
-// ----------------------------------------------------------------------------------------------------
+// --- sums over rows --------------------------------------------------------------------------------------------------
 
 /// How many blocks of a backward pass share the rows. The shape alone decides: it fixes the order of dweight's sums.
 /// first(b): where the rows of block b begin, if a block has neighbours and not every blocks-th row.
@@ -216,7 +215,8 @@ cudaError_t launch_fold(const float* partials, int64_t n_partials, int64_t hidde
                           dim3(kFoldColumns, kFoldLanes), stream, partials, n_partials, hidden, dweight);
 }
 
-/// Enough blocks to fill an H200 once with all `parts` of the rows, or twice if a team would add more than 64 rows.
+/// The blocks of a part: enough to fill an H200 once with all `parts`; if a team would then add more than 64 rows,
+/// enough to fill it twice with each part.
 template <typename Map>
 Split split_rows(int64_t rows, int64_t parts = 1) {
   constexpr int64_t kTeams = kTeamsOf<Map::team>, kFull = kMultiprocessors * kBlocksOnSM<Map, 2>;

@@ -3,6 +3,7 @@
 //   forward   c = a * b                  a, da: [rows, k_dim]    b, db: [k_dim, n_dim]    c, grad_c: [rows, n_dim]
 //   backward  da = grad_c * b^T, db = a^T * grad_c               all of one dtype, f32|f16|bf16, row-major, contiguous
 //   Limits: extents whose product with the element size cuBLAS can address (64-bit).
+//   Workspace: 32 MiB.
 //   Expected error: contraction class, one fp32 accumulation per element and one output rounding; fp32 inputs never
 //   pass through TF32. For fp16 and bf16 the partial sums of a split k stay in fp32. Bits may depend on the number of
 //   rows: the heuristics choose the kernel by shape.

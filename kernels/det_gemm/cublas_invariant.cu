@@ -3,6 +3,7 @@
 //   forward   c = a * b                  a, da: [rows, k_dim]    b, db: [k_dim, n_dim]    c, grad_c: [rows, n_dim]
 //   backward  da = grad_c * b^T, db = a^T * grad_c               all of one dtype, f32|f16|bf16, row-major, contiguous
 //   Limits: tensors at 16-byte boundaries, and sizes for which cuBLASLt has such an algorithm.
+//   Workspace: 32 MiB.
 //   Expected error: contraction class, one fp32 accumulation per element and one output rounding; fp32 inputs never
 //   pass through TF32. The bits of a row do not depend on the other rows, as far as cuBLASLt's algorithms add up k in
 //   one order.

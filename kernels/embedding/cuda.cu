@@ -11,8 +11,8 @@
 //
 // Backward. Sorted tokens are cut into windows of 64. If an id's tokens lie in several windows, separate blocks sum
 // each window, so that a very frequent id does not wait for one block to read most of grad_y. Tokens are added in
-// ascending order, and the order of all sums follows from the ids alone. The rows of ids without tokens are
-// set to 0 at the same time, on the call's own stream.
+// ascending order, and the order of all sums follows from the ids alone. The rows of ids without tokens are set to 0 at
+// the same time: on the call's own stream, while sort and sums run on cudaStreamPerThread.
 #include <algorithm>
 #include <cub/device/device_radix_sort.cuh>
 
@@ -80,9 +80,8 @@ __device__ void add_gradients(const T* __restrict__ grad, const unsigned* __rest
 }
 
 /// Sums the gradients of ids whose tokens lie in several windows of kWindow sorted tokens, each window by separate
-/// blocks.
-/// The sum of the window where an id begins goes to partials[2 * window + 1]; the sum of an id that began in an earlier
-/// window goes to partials[2 * window]. A window has at most one of each. Blocks: (windows, columns, 2).
+/// blocks. The sum of the window where an id begins goes to partials[2 * window + 1]; the sum of an id that began in an
+/// earlier window goes to partials[2 * window]. A window has at most one of each. Blocks: (windows, columns, 2).
 template <typename T>
 __global__ __launch_bounds__(kSumThreads) void sum_windows(Sorted sorted, const uint2* __restrict__ ranges,
                                                            const T* __restrict__ grad, int64_t tokens, int64_t vocab,
@@ -106,8 +105,8 @@ __global__ __launch_bounds__(kSumThreads) void sum_windows(Sorted sorted, const 
 }
 
 /// dweight of the ids that tokens have: the sum of an id's gradients, or of its windows' partial sums if it has several
-/// windows. Other rows are left as they are. Blocks: columns of the tokens in sorted order; that of an id's first token
-/// adds.
+/// windows. Other rows are left as they are. Blocks: (columns of) the tokens in sorted order; only the blocks of an
+/// id's first token add.
 template <typename T>
 __global__ __launch_bounds__(kSumThreads) void sum_gradients(Sorted sorted, const uint2* __restrict__ ranges,
                                                              const T* __restrict__ grad,
@@ -216,7 +215,7 @@ size_t backward_bytes(const checkop_call* call) {
   return WorkspaceLayout({leading_count(grad_y), dweight.shape[0], last_extent(dweight)}).bytes;
 }
 
-/// Work on cudaStreamPerThread beside a call's stream.
+/// Work on cudaStreamPerThread that runs at the same time as work on the call's stream.
 class SideStream {
  public:
   SideStream() = default;
@@ -227,7 +226,7 @@ class SideStream {
     for (const cudaEvent_t event : {begun_, done_})
       if (event != nullptr) (void)cudaEventDestroy(event);
   }
-  /// What `stream` holds by now comes before.
+  /// Work enqueued to cudaStreamPerThread from now on waits for the work that `stream` has by now.
   cudaError_t begin(cudaStream_t stream) {
     for (cudaEvent_t* event : {&begun_, &done_})
       if (auto error = cudaEventCreateWithFlags(event, cudaEventDisableTiming)) return error;
@@ -235,7 +234,7 @@ class SideStream {
     is_open_ = true;
     return cudaStreamWaitEvent(cudaStreamPerThread, begun_);
   }
-  /// What `stream` is given from now on comes behind.
+  /// Work enqueued to `stream` from now on waits for the work that cudaStreamPerThread has by now.
   cudaError_t join(cudaStream_t stream) {
     if (auto error = cudaEventRecord(done_, cudaStreamPerThread)) return error;
     if (auto error = cudaStreamWaitEvent(stream, done_)) return error;

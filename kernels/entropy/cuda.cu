@@ -7,7 +7,7 @@
 //   logits, dlogits: [rows, vocab] f32|f16|bf16, contiguous     mask: [rows] u8 or none
 //   entropy, grad_entropy: [rows] f32
 //   Where the mask is 0: entropy and gradient are 0, and the row of logits is not read. A logit of -inf adds nothing.
-//   Limits: rows < 2^31, vocab >= 1.
+//   Limits: rows < 2^31, vocab >= 1.   No workspace.
 //   Expected error: chains of about vocab/2048 + 20 fp32 additions, expf, tanhf and logf within 2 ulp, one output
 //   rounding. A row's bits depend only on its own values: see cuda/softmax.cuh.
 #include "cuda/logit_transform.cuh"
@@ -20,7 +20,7 @@ namespace {
 struct EntropyPartial {
   float max = -INFINITY, sum = 0.0f, weighted = 0.0f;
 
-  /// Makes the sums those relative to `shift`, which is at least their own.
+  /// Rescales the sums to `shift`, which is at least the shift that they have.
   __device__ void move_to(float shift) {
     if (sum == 0.0f) return;
     const float up = shift - max, factor = expf(-up);
@@ -38,7 +38,7 @@ struct EntropyPartial {
       groups[g].unpack(z[g]);
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
-        // A cap would make a number of the -inf beyond the row's end.
+        // A soft cap would turn the -inf beyond the row's end into a number.
         const bool inside = !has_cap || first + g * step + i < vocab;
         z[g][i] = inside ? transform.apply<has_cap>(z[g][i]) : -INFINITY;
         new_max = fmaxf(new_max, z[g][i]);

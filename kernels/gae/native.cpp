@@ -2,8 +2,9 @@
 // gae / native: CPU; one scan in fp32 from the last unmasked token of a sequence to the first.
 //   A = r + gamma * V' - V + gamma * lambda * A', with A' and V' of the next unmasked token; after the last one 0 and
 //   last_values, or 0;  returns = A + V;  masked tokens: 0
-//   rewards, values, advantages, returns: [batch, seq] fp32   mask: [batch, seq] uint8   last_values: [batch] fp32,
-//   optional Limits: contiguous.   Expected error: a chain of two additions per unmasked token.
+//   rewards, values, advantages, returns: [batch, seq] fp32   mask: [batch, seq] uint8
+//   last_values: [batch] fp32, optional
+//   Limits: contiguous.   Expected error: a chain of two additions per unmasked token.
 #include "cpu/native.hpp"
 
 namespace {

@@ -27,14 +27,14 @@ struct Layout {
   }
 };
 
-/// The smallest tiles, which are the most.
+/// Rows of the smallest tiles: with these a call has the most tiles.
 constexpr int kLeastTileRows = 64;
 
-/// A call whose tensors have been checked, and what its kernels share.
+/// A call whose tensors have been checked: the lists of its groups and tiles, which all its kernels read.
 template <typename T>
 class Groups {
  public:
-  /// `offsets`: the index of that input. `align`: what its elements are multiples of.
+  /// `offsets`: the index of the input with the offsets. `align`: the offsets must be multiples of it.
   Groups(const checkop_call* call, const Shape& shape, int offsets, int align = 1)
       : call_(call), shape_(shape), align_(align), offsets_(static_cast<const int32_t*>(call->inputs[offsets].data)) {}
 
@@ -50,7 +50,7 @@ class Groups {
                            findings_.on_device(), stream_);
     return findings_.found();
   }
-  /// What list() has listed.
+  /// The lists that list() fills.
   RowGroupList listed() const {
     const Layout layout(shape_, tile_rows_);
     return {in_workspace<GroupRows>(layout.groups), in_workspace<RowTile>(layout.tiles),

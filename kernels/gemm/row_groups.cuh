@@ -11,12 +11,12 @@ namespace checkop::kernels {
 struct GroupRows {
   int32_t begin, end;
 };
-/// A tile of rows of a group, from `row` on; `end` is that of the group. Group -1: no tile.
+/// A tile of rows of a group, from `row` on. `end`: the end of the group. Group -1: no tile.
 struct alignas(16) RowTile {
   int32_t group, row, end;
 };
 
-/// How many tiles of `tile_rows` rows so many groups can have at most.
+/// The largest number of tiles of `tile_rows` rows that `groups` groups can have.
 inline int64_t most_row_tiles(int64_t rows, int64_t groups, int tile_rows) {
   return ceil_div(rows, tile_rows) + groups;
 }

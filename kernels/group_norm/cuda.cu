@@ -24,7 +24,7 @@ struct Settings {
   float eps;
 };
 
-/// Group i is [at(i), at(i + 1)).
+/// Group i consists of rewards [at(i), at(i + 1)).
 template <typename Index>
 struct Groups {
   const Index* bounds;  ///< nullptr: all have `samples`
@@ -39,7 +39,7 @@ __device__ float advantage(const Settings& settings, float away, float squares, 
   return away / (sqrtf(squares / (settings.unbiased ? fmaxf(n - 1.0f, 1.0f) : n)) + settings.eps);
 }
 
-/// All threads of the block.
+/// The advantages of a group from the mean and deviation of all its rewards, by all threads of the block.
 __device__ void by_all(const Settings& settings, const float* __restrict__ r, int64_t n, float* __restrict__ to) {
   __shared__ float shared[2][kWarp];
   const float first = r[0], count = static_cast<float>(n);
@@ -55,7 +55,7 @@ __device__ void by_all(const Settings& settings, const float* __restrict__ r, in
     to[i] = advantage(settings, (r[i] - first) - mean, squares, count);
 }
 
-/// Each warp takes one reward after the other.
+/// leave_one_out: from the mean and deviation of the other rewards. Each warp takes one reward after the other.
 __device__ void by_others(const Settings& settings, const float* __restrict__ r, int64_t n, float* __restrict__ to) {
   const int64_t lane = threadIdx.x % kWarp;
   const float count = static_cast<float>(n - 1);

@@ -6,10 +6,10 @@
 //   a, da: [rows, k_dim]   b, db: [experts, n_dim, k_dim]   c, grad_c: [rows, n_dim]   f32|f16|bf16, one dtype for all
 //   offsets: [experts + 1] i32     all contiguous
 //   Limits: sm_90 only; rows < 2^31. Offsets that do not start with 0, decrease or leave the rows are CHECKOP_FAILED. A
-//   call that is recorded into a graph can't refuse them: the replay makes c and da NaN, and db zero. As in the
-//   candidate cuda are computed: fp32, empty sums, and what TMA can't read, which is a matrix whose rows are not a
-//   multiple of 8 elements long, a tensor that does not begin at a 16-byte boundary, and more than 2^30 rows or columns
-//   (of b: the rows of all experts).
+//   call that is recorded into a graph can't refuse them: the replay makes c and da NaN, and db zero.
+//   fp32, empty sums and tensors that TMA can't read are computed as in the candidate cuda. TMA can't read a matrix
+//   whose rows are not a multiple of 8 elements long, a tensor that does not begin at a 16-byte boundary, and more than
+//   2^30 rows or columns (of b: the rows of all experts).
 //   Workspace: as for the candidate cuda, 256 bytes, 8 for an expert and 16 for a tile of rows, of which there are
 //   rows / 64 + experts at most.
 //   Expected error: contraction class, as for the candidate cuda, and on Hopper the same bits: a chain of n/16 blocks
@@ -27,7 +27,7 @@ using grouped_gemm::Groups;
 using grouped_gemm::PortableGroups;
 using grouped_gemm::Shape;
 
-/// The products of the candidate cuda-sm90, with the interface of PortableGroups. What TMA can't read goes there.
+/// The products of the candidate cuda-sm90, with the interface of PortableGroups, which computes what TMA can't read.
 struct HopperGroups {
   template <bool b_along_k, typename T>
   static checkop_status rows_by_matrices(Groups<T>& groups, const T* a, const T* b, int64_t inner, int64_t columns,

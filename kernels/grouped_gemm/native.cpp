@@ -2,9 +2,10 @@
 // grouped_gemm / native: CPU, fp32 products and sums; one product per expert.
 //   c[r] = a[r] b[e]^T, da[r] = grad_c[r] b[e] for offsets[e] <= r < offsets[e + 1], zero from row offsets[experts] on
 //   db[e] = grad_c[rows of e]^T a[rows of e], zero for an expert without rows
-//   a, da: [rows, k_dim]   b, db: [experts, n_dim, k_dim]   c, grad_c: [rows, n_dim]   fp32|bf16|fp16, one dtype for
-//   all offsets: [experts + 1] int32     Limits: contiguous. Offsets that decrease or leave the rows are
-//   CHECKOP_FAILED. Expected error: chains of 67 to 68 additions, then a tree over blocks of 512 or 1024 terms.
+//   a, da: [rows, k_dim]   b, db: [experts, n_dim, k_dim]   c, grad_c: [rows, n_dim]   one dtype for all,
+//   fp32|bf16|fp16     offsets: [experts + 1] int32
+//   Limits: contiguous. Offsets that decrease or leave the rows are CHECKOP_FAILED.
+//   Expected error: chains of 67 to 68 additions, then a tree over blocks of 512 or 1024 terms.
 #include "cpu/product.hpp"
 #include "cpu/rows.hpp"
 

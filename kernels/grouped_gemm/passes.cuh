@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The passes of grouped_gemm's CUDA candidates, templates over what computes the products; and PortableGroups, which
-// computes them for the candidate cuda. Only the device knows the groups: gemm/row_groups.cuh lists them and their
-// tiles. The list has room for the largest possible number of tiles. PortableGroups launches blocks for all of it;
-// those whose entry is empty end at once.
+// The passes of grouped_gemm's CUDA candidates, templates over the class that computes the products; and
+// PortableGroups, that class for the candidate cuda. Only the device knows the groups: gemm/row_groups.cuh lists them
+// and their tiles. The list has room for the largest possible number of tiles. PortableGroups launches a block for each
+// entry; blocks whose entry is empty end at once.
 #pragma once
 
 #include <type_traits>
@@ -26,8 +26,7 @@ inline size_t workspace_bytes(const checkop_call* call) { return Layout(shape_of
 /// The variant of a call with empty outputs.
 constexpr const char* kEmpty = "empty output: nothing to compute";
 
-// --- portable products
-// -------------------------------------------------------------------------------------------------
+// --- portable products -----------------------------------------------------------------------------------------------
 
 /// The products of gemm/mma.cuh and gemm/tile.cuh, one tile each.
 template <typename MmaTile, bool aligned>
@@ -153,8 +152,7 @@ struct PortableGroups {
   }
 };
 
-// --- passes
-// ------------------------------------------------------------------------------------------------------------
+// --- passes ----------------------------------------------------------------------------------------------------------
 
 inline checkop_status check_call(const checkop_call* call, bool backward) {
   CallCheck check(call);

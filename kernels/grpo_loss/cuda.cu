@@ -9,8 +9,9 @@
 //   action_ids: i64   masks: u8   old_logps, rewards[batch], grad_loss, loss, policy_loss, kl: f32
 //   group_boundaries: i64, may be absent
 //   Limits: batch*seq < 2^31. Active ids outside [0, vocab) and boundaries that do not cut the batch are
-//   CHECKOP_FAILED. Workspace: 512 bytes, two floats per token and a float per completion, each array
-//   rounded up to 256. Expected error: that of ratio_kl per token, then a chain of tokens/1024 + 10 fp32 additions.
+//   CHECKOP_FAILED.
+//   Workspace: 512 bytes, two floats per token and a float per completion, each array rounded up to 256.
+//   Expected error: that of ratio_kl per token, then a chain of tokens/1024 + 10 fp32 additions.
 //   Bits depend only on the shape and the values; the gradient of a token only on its own row, A and n.
 #include "cuda/group_boundaries.cuh"
 #include "cuda/policy.cuh"
@@ -42,10 +43,10 @@ struct WorkspaceLayout {
   }
 };
 
-/// What all tokens need. It uses nothing of the kernel before it, the search for bad ids. The first block: divisor =
-/// number of active tokens, at least 1, since without active tokens every sum is 0. The others: advantages of one group
-/// per warp, relative to the first reward, so that equal rewards give exactly 0, although their computed mean could be
-/// an ulp off.
+/// Computes what all tokens need. Reads nothing that the kernel before it, the search for bad ids, writes. The first
+/// block: divisor = number of active tokens, at least 1, since without active tokens every sum is 0. The others:
+/// advantages of one group per warp, relative to the first reward, so that equal rewards give exactly 0, although their
+/// computed mean could be an ulp off.
 __global__ __launch_bounds__(kSumThreads) void prepare(const uint8_t* __restrict__ attention,
                                                        const uint8_t* __restrict__ completion, int64_t rows,
                                                        const float* __restrict__ rewards,

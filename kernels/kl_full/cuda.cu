@@ -3,14 +3,15 @@
 // the gradient, all in fp32; portable CUDA. kl_full / native has the formulas.
 //   a = ln S, b = ln T: log-softmax of student / temperature and teacher / temperature,  q = b for beta 0 and 1,
 //   otherwise ln(beta T + (1-beta) S)
-//   forward   loss[row]: sum_v T (b - a), sum_v S (a - b), or sum_v beta T (b - q) + (1-beta) S (a - q)
-//   backward  dstudent[row,v]: of beta 0 g (S - T) / temperature, otherwise g w S (a - q - sum_v S (a - q)) /
+//   forward   loss[row]: for beta 0 sum_v T (b - a), for beta 1 sum_v S (a - b), otherwise
+//             sum_v beta T (b - q) + (1-beta) S (a - q)
+//   backward  dstudent[row,v]: for beta 0 g (S - T) / temperature, otherwise g w S (a - q - sum_v S (a - q)) /
 //             temperature with w = 1 for beta 1, else 1 - beta
 //   student, teacher, dstudent: [..., vocab] f32|f16|bf16, contiguous    mask: [...] u8 or none
 //   loss, grad_loss: [...] f32
 //   Where the mask is 0: loss and gradient are 0, and no logit is read. A probability of 0 adds nothing.
-//   Limits: rows < 2^31.   Expected error: chains of about vocab/2048 + 20 fp32 additions, expf and logf within 2 ulp,
-//   one output rounding. A row's bits depend only on its own values: see cuda/softmax.cuh.
+//   Limits: rows < 2^31.   No workspace.   Expected error: chains of about vocab/2048 + 20 fp32 additions, expf and
+//   logf within 2 ulp, one output rounding. A row's bits depend only on its own values: see cuda/softmax.cuh.
 #include "cuda/softmax.cuh"
 
 namespace checkop::kernels {
@@ -22,7 +23,7 @@ struct Temperature {
   __device__ float apply(float x) const { return x * reciprocal; }
 };
 
-/// Which divergence; `between`: that from the mixture.
+/// Which divergence; `between`: from the mixture of student and teacher.
 enum class Beta { zero, one, between };
 
 template <typename T>
@@ -48,7 +49,7 @@ __device__ float term(float log_p, float log_q) {
   return p == 0.0f ? 0.0f : p * (log_p - log_q);
 }
 
-/// One row of both, which all threads of the block have the same of.
+/// A row of student and teacher; the same in all threads of the block.
 template <typename T, Beta kind>
 class KlRow {
  public:
@@ -78,7 +79,7 @@ class KlRow {
     }
   }
 
-  /// ln Q, of what the student is compared with.
+  /// ln Q, Q the distribution that the student is compared with.
   __device__ float log_q(float a, float b) const {
     if constexpr (kind != Beta::between) return b;
     return logf(params_.beta * expf(b) + (1.0f - params_.beta) * expf(a));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // kl_full / native: CPU, one row at a time in fp32.
 //   a = ln S, b = ln T: log-softmax of student / temperature and teacher / temperature,  m = ln(beta T + (1-beta) S)
-//   beta 0      loss[r] = sum_v T (b - a)                                     dstudent = g (S - T) / temperature
-//   beta 1      loss[r] = sum_v S (a - b)                                     dstudent = g S (a - b - loss) /
-//   temperature between     loss[r] = beta sum_v T (b - m) + (1-beta) K,  K = sum_v S (a - m)
+//   beta 0      loss[r] = sum_v T (b - a)     dstudent = g (S - T) / temperature
+//   beta 1      loss[r] = sum_v S (a - b)     dstudent = g S (a - b - loss) / temperature
+//   between     loss[r] = beta sum_v T (b - m) + (1-beta) K,  K = sum_v S (a - m)
 //               dstudent = g (1-beta) S (a - m - K) / temperature
 //   student, teacher, dstudent: [..., vocab] fp32|bf16|fp16    mask: [...] uint8 or none    loss, grad_loss: [...] fp32
 //   Where the mask is 0: loss and gradient are 0, and no logit is read. A probability of 0 adds nothing.
@@ -41,7 +41,7 @@ struct Call {
   bool masked(int64_t r) const { return mask != nullptr && mask[r] == 0; }
 };
 
-/// A row: logarithms of both distributions, and of what each is compared with.
+/// A row: logarithms of both distributions, and of the distribution that they are compared with.
 class Row {
  public:
   explicit Row(const Call& call) : call_(call), a_(static_cast<size_t>(call.vocab.value)), b_(a_), q_(a_) {}

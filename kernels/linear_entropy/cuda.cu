@@ -9,6 +9,7 @@
 //   optional; all of one dtype, f32|f16|bf16, contiguous   mask: [rows] u8 or none   entropy, grad_entropy: [rows] f32
 //   Where the mask is 0: entropy is 0 and the row adds nothing to any gradient, whatever hidden[row] holds.
 //   Limits: hidden <= 65535 * 128.
+//   Workspace: that of linear_logp / cuda with 12 bytes in place of 8, and 8 bytes per row.
 //   Expected error: sums of n terms have chains of 512 + n/512 fp32 additions, those of the softmax of 8 + vocab/8192
 //   and two trees over 32 lanes; x and dx are never rounded below fp32. The bits of a row depend only on the row and
 //   the weights. The bits of the weights' gradients do not depend on how blocks are cut: see linear_logp/portable.cuh.
@@ -52,7 +53,7 @@ struct EntropyGradient {
   }
 };
 
-/// linear_logp's workspace, and behind it the ids.
+/// The workspace: first that of linear_logp, then the ids.
 struct Layout {
   linear_logp::WorkspaceLayout blocks;
   size_t ids, bytes;

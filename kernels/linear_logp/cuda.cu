@@ -12,6 +12,9 @@
 //   are f32, one chain of multiply-adds each that begins with the carry; their bits don't depend on how
 //   rows are cut into calls.
 //   Limits: hidden <= 65535 * 128. Other ids outside [0, vocab) are CHECKOP_FAILED.
+//   Workspace: a block of logits, up to 64 MiB, and 8 bytes per 256 columns of vocabulary and row of a block. Backward
+//   also 8 bytes per row, 4 + 2 (fp32: 4 + 4) per row and hidden element, and the fp32 sums of a block of
+//   dlm_head_weight: up to 256 MiB, or 512 rows of it where these have more.
 //   Expected error: sums of n terms have chains of 512 + n/512 fp32 additions, with a carry chains of n; x and dx are
 //   never rounded below fp32.
 #include "linear_logp/portable.cuh"

@@ -9,10 +9,10 @@
 //   Tensors as for the candidate cuda. Masked tokens cost nothing: the others are gathered first.
 //   No gradients in fp16: dx[i,v] is about c / vocab, where fp16 has few bits left or none. No softcap.
 //   Limits: sm_90 only; |z| < 2^30, for gradients < 2^23; vocab < 2^30; tokens < 2^31. Active ids outside [0, vocab)
-//   are CHECKOP_FAILED. fp32 and empty sums are computed as in the candidate cuda. Workspace: that of linear_logp /
-//   cuda-sm90 with 12 bytes for 8 of every segment in the forward pass, and 68 bytes per token and 12 per sequence.
-//   Backward: at most 300 MB at 4096 tokens x 4096. Expected error: that of linear_logp / cuda-sm90; sums over tokens
-//   are chains of n/256 or n/1024.
+//   are CHECKOP_FAILED. fp32 and empty sums are computed as in the candidate cuda.
+//   Workspace: that of linear_logp / cuda-sm90 with 12 bytes for 8 of every segment in the forward pass, and 68 bytes
+//   per token and 12 per sequence. Backward: at most 300 MB at 4096 tokens x 4096.
+//   Expected error: that of linear_logp / cuda-sm90; sums over tokens are chains of n/256 or n/1024.
 // Without a bias and with entropy_coef 0 the logits are computed once for as many active tokens as hidden has columns,
 // otherwise twice. The bits of a token's logps and entropy depend on nothing but the token; those of its dhidden also
 // on its coefficient, which depends on denom and the sequence.
@@ -34,7 +34,7 @@ bool is_portable(const checkop_call* call) {
   return call->n_inputs == 0 || call->inputs[kHidden].dtype == CHECKOP_F32 || shape.rows == 0 || shape.hidden == 0;
 }
 
-/// Of the segments of an active token; in the workspace.
+/// The merged sums of the segments of an active token; in the workspace.
 struct TokenSums {
   float exponent, sum, weighted, target_logit;
 };

@@ -65,7 +65,7 @@ struct Call {
                        [this](int64_t r) { return left_out(r); });
   }
 
-  /// The target's logit, computed again: x[i,t] has the bits of the chunk that it was in.
+  /// The target's logit, computed again, with the bits that x[i,t] had in its chunk.
   float target(int64_t r) const {
     std::vector<float> w(size(p.hidden));
     native::load(p.weight, ids[r] * p.hidden, p.hidden, w.data());

@@ -31,7 +31,7 @@ enum Output : int { kLoss, kLogps, kEntropy };
 /// The target of a masked token: what linear_logp's kernels take for an ignored row.
 constexpr int64_t kMasked = -1;
 
-/// What a token's logits leave for the loss; arrays that are null are not written.
+/// Stores the results of a token's logits that the loss needs; arrays that are null are not written.
 struct WriteTokens {
   const int64_t* __restrict__ target_ids;  ///< [rows], kMasked for masked tokens
   float* __restrict__ logps;               ///< [rows], 0 for masked tokens
@@ -69,7 +69,7 @@ static __global__ __launch_bounds__(kThreads) void mask_ids(const int64_t* __res
   }
 }
 
-/// What both candidates have in the workspace behind the part that computes logits.
+/// The end of the workspace of both candidates, behind the part for the logits.
 struct TokenLayout {
   size_t ids, logps;
   policy::PolicyLayout policy;

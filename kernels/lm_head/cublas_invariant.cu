@@ -5,6 +5,7 @@
 //   hidden, dhidden: [rows, hidden]   weight, dweight: [vocab, hidden]   bias, dbias: [vocab], optional
 //   logits, grad_logits: [rows, vocab]        all of one dtype, f32|f16|bf16, row-major, contiguous
 //   Limits: tensors at 16-byte boundaries, and sizes for which cuBLASLt has such an algorithm.
+//   Workspace: 32 MiB.
 //   Expected error: contraction class, one fp32 accumulation per element and one output rounding; fp32 inputs never
 //   pass through TF32. dbias: reduction class, chains of 512 + rows/512. A bias is added by beta = 1: in 16 bits cuBLAS
 //   rounds some products before it adds, and such elements are out of bound.

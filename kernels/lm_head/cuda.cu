@@ -5,6 +5,8 @@
 //   hidden, dhidden: [rows, hidden]   weight, dweight: [vocab, hidden]   bias, dbias: [vocab], optional
 //   logits, grad_logits: [rows, vocab]        all of one dtype, f32|f16|bf16, row-major, contiguous
 //   Limits: fp32: hidden and vocab <= 65535 * 128, outputs at 16-byte boundaries.
+//   Workspace: fp32: a copy of logits, or of the larger one of dhidden and dweight, with rows padded to a multiple of 4
+//   where they are not one. Otherwise none.
 //   Expected error: contraction class; fp16 and bf16: a chain of k/16 blocks, fp32: chains of 512 + k/512, then the
 //   bias in fp32 and one rounding. dbias: reduction class, chains of 512 + rows/512. The bits of a row do not depend on
 //   the other rows: see gemm/mma.cuh and gemm/tile.cuh.

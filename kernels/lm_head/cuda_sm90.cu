@@ -5,6 +5,7 @@
 //   hidden, dhidden: [rows, hidden]   weight, dweight: [vocab, hidden]   bias, dbias: [vocab], optional
 //   logits, grad_logits: [rows, vocab]        all of one dtype, f32|f16|bf16, row-major, contiguous
 //   Limits: sm_90 only. fp32 as for the candidate cuda: hidden and vocab <= 65535 * 128, outputs at 16-byte boundaries.
+//   Workspace: as for the candidate cuda.
 //   Expected error: as for the candidate cuda, and on Hopper the same bits. sm90/config.cuh explains that, and why the
 //   bits of a row do not depend on the other rows.
 #include "lm_head/call.cuh"

@@ -40,7 +40,7 @@ float truncated_logp(const float* x, const float* z, int64_t vocab, int64_t toke
                        : row_logp(row.kept.data(), std::ssize(row.kept), row.place);
 }
 
-/// Replaces the logits in `x` by the gradient of that.
+/// Replaces the logits in `x` by the gradient of truncated_logp().
 void truncated_dlogits(float* x, int64_t vocab, int64_t token, float g, const native::LogitTransform& transform,
                        const native::Truncation& truncation) {
   const std::vector<float> logits(x, x + vocab);

@@ -4,6 +4,7 @@
 //   a, da: [rows, k_dim]   b, db: [k_dim, n_dim]   c, grad_c: [rows, n_dim]
 //   all of one dtype, f32|f16|bf16, row-major, contiguous
 //   Limits: sm_90 only. fp32 as for the candidate cuda: k_dim and n_dim <= 65535 * 128, outputs at 16-byte boundaries.
+//   Workspace: as for the candidate cuda.
 //   Expected error: contraction class, as for the candidate cuda, and on Hopper the same bits. sm90/config.cuh explains
 //   that, and why the bits of a row do not depend on the other rows.
 #include "sm90/select.cuh"

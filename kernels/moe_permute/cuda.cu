@@ -8,7 +8,7 @@
 //   ids, positions: [..., topk] i32   src: [rows] i32   offsets: [experts + 1] i32   all contiguous
 //   Limits: slots, rows < 2^31. Ids and positions below -1 or beyond the end are CHECKOP_FAILED, as are too few rows.
 //   Workspace: 256 bytes; forward 8 bytes for a slot and 8 for an expert more at most, rounded up.
-//   Expected error: forward none; backward chains of topk fp32 additions, one output rounding. No sum uses atomics.
+//   Expected error: forward none; backward chains of topk fp32 additions, one output rounding, no atomics.
 //
 // Counting. A block has successive slots; it counts those of each expert, and the rank of each slot among them. Prefix
 // sums over the blocks, then over the experts, make the rank of a slot its row. All are integers, so the number of

@@ -48,7 +48,7 @@ struct Route {
 
 constexpr unsigned long long kBeforeAll = std::numeric_limits<unsigned long long>::max();
 
-/// The place of a value at `index` in the order: the larger the earlier. 0 is behind all.
+/// The place of a value at `index` in the order: larger for earlier ones. 0 is behind all places.
 __device__ inline unsigned long long place_of(float value, int64_t index) {
   const unsigned bits = __float_as_uint(value + 0.0f);  // +0 of -0: both are equal
   const unsigned key = isnan(value) ? 0u : (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;

@@ -8,7 +8,7 @@
 //   route_scale * softmax(chosen logits);  dlogits: the gradient by logits, with ids as they are
 //   logits, dlogits: [..., experts] fp32|bf16|fp16   bias: [experts] fp32, optional   counts: [experts] int32
 //   ids: [..., topk] int32   weights, grad_weights: [..., topk] fp32   Limits: contiguous.
-//   Expected error: sums of blocks of 64 terms, then a tree; exponentials of glibc.
+//   Expected error: sums are chains of 68 + log2(terms / 1024) additions; exponentials of glibc.
 #include "cpu/native.hpp"
 #include "cpu/rows.hpp"
 
@@ -163,7 +163,7 @@ checkop_status backward(const checkop_call* call) {
         const float* const g = upstream + t * topk;
         const std::vector<float> scores = scores_of(router, t), chosen = scores_of_chosen(router, scores, ids);
         const float divisor = divisor_of(router, chosen);
-        // Of score kLogit, `chosen` is a softmax of its own: mean takes the place of the other softmax's.
+        // With kLogit, `chosen` is the softmax of the chosen logits, and `mean` belongs to it.
         const float of_norm = router.renorm ? router.scale * native::dot(g, chosen.data(), topk) / divisor : 0.0f;
         for (size_t i = 0; i < ds.size(); ++i) ds[i] = (router.scale * g[i] - of_norm) / divisor;
         const float mean = router.score == kSigmoid ? 0.0f : native::dot(ds.data(), chosen.data(), topk);

@@ -6,8 +6,8 @@
 //   mask: [batch, seq] u8     cu_seqlens: [batch + 1] i64     Limits: contiguous.   Workspace: 8 * batch * seq bytes.
 //   Expected error: none.
 //
-// Counting reads one byte per row, where copying moves the whole row: one block is fast enough, in one pass, with a
-// prefix sum that needs neither atomics nor other blocks.
+// Counting reads one byte per row, copying moves the whole row. So one block is fast enough for counting: it takes one
+// pass, and its prefix sum needs neither atomics nor other blocks.
 #include "cuda/rows.cuh"
 
 namespace checkop::kernels {

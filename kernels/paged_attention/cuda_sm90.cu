@@ -15,12 +15,12 @@
 //   positive are computed as in the candidate cuda, with its limits. Otherwise 16-bit arrays that do not begin at a
 //   16-byte boundary are CHECKOP_UNSUPPORTED.
 //   Slower: pages whose size is not a multiple of 8, because threads load them, not TMA; pages of 8 keys, which need
-//   many small loads; fewer sequences times key heads than multiprocessors, because keys are not divided among blocks.
+//   many small loads; fewer sequences times key heads than SMs, because keys are not divided among blocks.
 //   Workspace: 256 bytes, and 32 for each of tokens_q / 4 + seqs + 1 tiles.
 //   Expected error: that of attention's cuda-sm90 of one sequence, p rounded to 16 bits: recipe p_in_16_bit.
 // A query's bits are those that attention's cuda-sm90 gives it over its keys: blocks of 128 keys are counted from the
 // sequence's first one; see attention/sm90.cuh. They depend neither on the size or the order of the pages, nor on the
-// queries of the same launch, nor on the number of multiprocessors.
+// queries of the same launch, nor on the number of SMs.
 #include "attention/sm90_limits.cuh"
 #include "attention/sm90_packed.cuh"
 #include "paged_attention/portable.cuh"
@@ -32,8 +32,8 @@ namespace hopper = attention::hopper;
 using hopper::Source;
 using namespace paged_attention;  // NOLINT: the checks of this operator
 
-/// Few queries, whose keys are all that takes time, have one warpgroup and as many blocks of keys in flight as fit;
-/// many have the configuration of attention.
+/// Few queries take one warpgroup and as many blocks of keys in flight as fit, since loading the keys takes nearly all
+/// the time; many take the configuration of attention.
 template <int head_dim, typename T>
 cudaError_t launch(const hopper::PackedCall<T>& call) {
   constexpr int kFewRows = 64, kStages = head_dim == 128 ? 3 : 6;

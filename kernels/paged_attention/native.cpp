@@ -5,9 +5,10 @@
 //   q: [tokens_q, q_heads, D]   k_cache: [pages, page_size, kv_heads, D] fp32|bf16|fp16
 //   o: [tokens_q, q_heads, E]   v_cache: [pages, page_size, kv_heads, E]
 //   cu_seqlens_q: [seqs + 1], block_table: [seqs, max_pages], seq_lens: [seqs] int32   lse: [tokens_q, q_heads] fp32,
-//   may be absent, as sinks: [q_heads]. Table entries behind the pages with keys are not read. Rows behind the last
-//   sequence become 0, in lse -inf. Limits and expected error: those of attention of one sequence. A query's bits
-//   depend on its own keys alone: neither on the pages that these lie in, nor on the queries of the same call.
+//   may be absent; sinks: [q_heads], may be absent. Table entries behind the pages with keys are not read. Rows behind
+//   the last sequence become 0, in lse -inf.
+//   Limits and expected error: those of attention of one sequence. A query's bits depend on its own keys alone: neither
+//   on the pages that these lie in, nor on the queries of the same call.
 #include "cpu/sequences.hpp"
 
 namespace {

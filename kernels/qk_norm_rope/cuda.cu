@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // qk_norm_rope / cuda: a table of sines and cosines in the workspace, then a team of threads per head, portable CUDA.
-//   forward   n = x i w,  i = (mean x^2 + eps)^-1/2,  w = weight + weight_offset;  x_out = n turned as rope does
-//   backward  g = grad turned back;  dx = i (g w - x i^2 c),  c = mean(g w x)
+//   forward   n = x i w,  i = (mean x^2 + eps)^-1/2,  w = weight + weight_offset;  x_out = n rotated as by rope
+//   backward  g = grad rotated back;  dx = i (g w - x i^2 c),  c = mean(g w x)
 //             dweight[h] = sum over tokens and heads of g x i      x is q or k
 //   q, q_out, grad_q_out, dq: [tokens, q_heads, D]   k, k_out, grad_k_out, dk: [tokens, kv_heads, D]   weights: [D]
 //   f32|f16|bf16, all the same, contiguous   positions: [tokens] i64   mrope_positions: [tokens, 3] i64, may be absent
@@ -25,10 +25,10 @@ constexpr int kThreads = 128;
 constexpr int kForwardHeads = 4, kBackwardHeads = 2;  // heads of a token that a team has in flight
 constexpr int64_t kAlign = 256;
 
-// --- angles
-// ------------------------------------------------------------------------------------------------------------
+// --- angles ----------------------------------------------------------------------------------------------------------
 
-/// Frequencies with their scalings, and which of three positions turns a pair; one list of positions: always the first.
+/// Frequencies with their scalings, and which of three positions rotates a pair: with one list of positions, always the
+/// first.
 struct Angles {
   int64_t pairs = 0;
   int scaling = 0;
@@ -103,8 +103,7 @@ __global__ void make_table(const int64_t* __restrict__ positions, int each, int6
   }
 }
 
-// --- pairs of columns
-// --------------------------------------------------------------------------------------------------
+// --- pairs of columns ------------------------------------------------------------------------------------------------
 // A row has D/2 pairs of columns (a, b), of which the first `pairs` turn: columns i and i + pairs, or 2i and 2i + 1
 // where pairs are interleaved; those that do not turn are neighbours. A thread takes a unit of kGroupColumns pairs, so
 // that both columns of a pair are its own.
@@ -239,8 +238,7 @@ __device__ float inverse_root(float squares, const Heads& heads) {
   return rsqrtf(squares / static_cast<float>(heads.head_dim) + heads.eps);
 }
 
-// --- passes
-// ------------------------------------------------------------------------------------------------------------
+// --- passes ----------------------------------------------------------------------------------------------------------
 
 /// Queries or keys. An item is some heads of a token, which share its turns; a team takes an item.
 template <typename T>
@@ -462,8 +460,7 @@ __global__ __launch_bounds__(kWarp) void qk_backward_long(const __grid_constant_
   }
 }
 
-// --- calls
-// -------------------------------------------------------------------------------------------------------------
+// --- calls -----------------------------------------------------------------------------------------------------------
 
 enum Input : int { kQ, kK, kQWeight, kKWeight, kPositions, kThreePositions, kGradQ, kGradK };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // qk_norm_rope / native: CPU, one head at a time in fp32.
-//   n = x i w,  i = 1 / sqrt(mean x^2 + eps),  w = weight + weight_offset;  x_out = n turned as rope does, x = q or k
-//   g = grad turned back;  dx = i (g w - x i^2 c),  c = mean(g w x);  dweight = sum over tokens and heads of g x i
+//   n = x i w,  i = 1 / sqrt(mean x^2 + eps),  w = weight + weight_offset;  x_out = n rotated as by rope, x = q or k
+//   g = grad rotated back;  dx = i (g w - x i^2 c),  c = mean(g w x);  dweight = sum over tokens and heads of g x i
 //   q, dq, q_out, grad_q_out: [tokens, q_heads, D]  k, k_out, grad_k_out, dk: [tokens, kv_heads, D]  weights: [D],
 //   fp32|bf16|fp16, all the same    positions: [tokens] int64, mrope_positions: [tokens, 3] int64 or none
 //   Limits: contiguous, D and rotary_dim even, positions >= 0.   Expected error: that of an fp32 angle; sums of a head

@@ -50,7 +50,7 @@ __global__ __launch_bounds__(kQuantThreads) void quantize_both(TileTensors<T> t)
 #pragma unroll
       for (int i = 0; i < kLaneColumns; ++i) {
         const float size = fabsf(to_float(part.at[r].at[i]));
-        of_row = fmaxf(of_row, size);  // of a NaN, the other
+        of_row = fmaxf(of_row, size);  // fmaxf skips NaN
         of_columns[i] = fmaxf(of_columns[i], size);
       }
       const float factor = t.scaling.factor(warp_max(of_row), scale);

@@ -25,7 +25,7 @@ __global__ __launch_bounds__(kQuantThreads) void quantize_squares(TileTensors<T>
     for (int r = 0; r < kTileRows; ++r) {
 #pragma unroll
       for (int i = 0; i < kLaneColumns; ++i)
-        amax = fmaxf(amax, fabsf(to_float(part.at[r].at[i])));  // of a NaN, the other
+        amax = fmaxf(amax, fabsf(to_float(part.at[r].at[i])));  // fmaxf ignores a NaN
     }
     const float factor = t.scaling.factor(block_max(amax, largest), scale);
     if (threadIdx.x == 0) {

@@ -31,8 +31,7 @@ struct Tensors {
     blocks_down = down.value, blocks_across = across.value;
   }
 
-  /// Quantises the block of `height` rows from `top` on in the block column `b`; `rows` are the rows of x from `top`
-  /// on.
+  /// Quantises the block of `height` rows from `top` on in block column `b`. `rows`: x from row `top` on.
   void quantize(const float* rows, int64_t top, int64_t height, int64_t b) const {
     const int64_t left = b * kFp8Block, width = std::min(kFp8Block, k.value - left), block_row = top / kFp8Block;
     float amax = 0, scale = 0;

@@ -7,7 +7,8 @@
 //   the same dtype. Parts are nearly even, longer ones first, and may be empty.
 //   One exchange of NCCL's sends: every rank gets its part of all leaves, adds it up in fp32 and rounds once; or all
 //   parts are gathered. What is sent are copies, so NCCL's choices change no bit.
-//   Limits: 64 leaves.   Expected error: none for orders 0 and 1, which give every bit; any order is order 0.
+//   Limits: 64 leaves.   Workspace: forward the other ranks' leaves of the rank's part.
+//   Expected error: none for orders 0 and 1, which give every bit; any order is order 0.
 #include "cuda/collective.cuh"
 
 namespace checkop::kernels {

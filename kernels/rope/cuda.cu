@@ -3,8 +3,8 @@
 //   forward   y[i] = x[i] cos(a) - x[i+D/2] sin(a),  y[i+D/2] = x[i+D/2] cos(a) + x[i] sin(a)
 //   backward  dx from grad_y, the same with -a;  a[s,i] = positions[s] / theta^(2i/D)
 //   x, y, grad_y, dx: [batch, heads, seq, D] f32|f16|bf16, contiguous     positions: [seq] i64
-//   Limits: D even; all columns turn, in halves, by frequencies that are not scaled; one list of positions for all
-//   sequences. Anything else is CHECKOP_UNSUPPORTED. A negative position is CHECKOP_FAILED.
+//   Limits: D even; all columns are rotated, as two halves, by frequencies that are not scaled; one list of positions
+//   for all sequences. Anything else is CHECKOP_UNSUPPORTED. A negative position is CHECKOP_FAILED.
 //   Workspace: 256 bytes.
 //   Expected error: that of an fp32 angle (powf, reciprocal, product), sincosf within 2 ulp, two products and a sum.
 #include <algorithm>
@@ -18,9 +18,9 @@
 namespace checkop::kernels {
 namespace {
 
-// Every head of every batch entry turns by the same angles. So a block has kItems groups of pairs in kLanes * kRows
-// rows that share their positions. A thread has one of the groups in kRows rows. Their loads to shared memory are in
-// flight while the thread computes the angles of some of its pairs.
+// Every head of every batch entry is rotated by the same angles. So a block has kItems groups of pairs in kLanes *
+// kRows rows that share their positions, and a thread one of the groups in kRows rows. Its loads to shared memory are
+// in flight while it computes the angles of some of its pairs.
 constexpr int kItems = 128, kLanes = 2, kRows = 4;
 constexpr int64_t kMaxGridY = 65535;
 
@@ -92,7 +92,7 @@ __global__ __launch_bounds__(kItems* kLanes, 4) void rope_apply(const T* __restr
   }
 }
 
-/// An attribute and the value that this file computes with; NaN: any, since another attribute decides.
+/// An attribute and the only value that this kernel supports; NaN: any value, since another attribute decides.
 struct Attribute {
   std::string_view name;
   double only;

@@ -3,7 +3,8 @@
 //   forward   y = x s,  s = 1/(1 + exp(-x))
 //   backward  dx = grad_y s (1 + x (1 - s))
 //   x, y, grad_y, dx: any shape, f32|f16|bf16, all the same, contiguous
-//   Limits: none beyond the grid's 2^31 blocks.   Expected error: a few fp32 roundings, one output rounding.
+//   Limits: none beyond the grid's 2^31 blocks.   No workspace.
+//   Expected error: a few fp32 roundings, one output rounding.
 #include "cuda/pointwise.cuh"
 
 namespace checkop::kernels {

@@ -85,8 +85,8 @@ __device__ __forceinline__ void store_staged(const uint32_t* packed, const CUten
   }
 }
 
-/// As store_staged(), where the rows from m_end on belong to another product and must not be written: TMA stores whole
-/// boxes, so the lanes store the rows of a box that holds fewer.
+/// As store_staged(), where the rows from m_end on belong to another product and must not be written. TMA stores whole
+/// boxes, so the lanes store a box that m_end cuts.
 template <typename Config, typename Out>
 __device__ __forceinline__ void store_staged_rows(const uint32_t* packed, const CUtensorMap& map, uint32_t buffer,
                                                   Out* __restrict__ c, int m, int n, int m_end, int n_extent) {
@@ -109,7 +109,7 @@ __device__ __forceinline__ void store_staged_rows(const uint32_t* packed, const 
         load_shared(buffer + row * kColumns * 2 + (chunk ^ swizzle) * 16);
   }
   __syncwarp();                       // before the buffer is written again
-  if (lane == 0) tma_store_commit();  // of nothing: tma_store_wait() counts boxes
+  if (lane == 0) tma_store_commit();  // an empty group: tma_store_wait() counts one per box
 }
 
 /// A warpgroup stores rows m .. m + 63 and columns n .. n + kN - 1 from its registers. c may have any alignment and

@@ -23,9 +23,8 @@ struct Tile {
 //   kMany                            whether there are many products; only then the two functions below exist
 //   row_tiles()                      the number of tiles along m of all products together
 //   tile<Config>(index_m, rank_m, n) the tile of a cluster's block at place rank_m along m, from column n on
-// With many products, an operand that is not along k may go on past the last term of a product. The kernel replaces
-// what follows in the last slice of k by zeros. An operand along k must end with the last term, so that TMA reads zeros
-// there.
+// With many products, an operand that is not along k may go on past the last term of a product; the kernel replaces the
+// rest of its last tile by zeros. An operand along k must end with the last term, so that TMA reads zeros there.
 
 /// The product of two whole operands.
 struct OneProduct {

@@ -73,8 +73,7 @@ struct WriteRowGradients {
 constexpr int kBlockRows = 16;  // rows per block of k (config.cuh); for the bias, they are summed in registers
 
 /// Stores dz[m, n] for a block of columns, rounded once. With a bias, also stores the unrounded sums of dz over 16
-/// rows.
-/// Without a bias, rounds e to the bits that launch_kept_to_gradient() reads, unless Row is EntropyRowGradient.
+/// rows. Without a bias, rounds e to the bits that launch_kept_to_gradient() reads, unless Row is EntropyRowGradient.
 template <typename T, bool biased, typename Row = RowGradient>
 struct StoreGradient {
   CUtensorMap c_map;                       ///< set only when staged

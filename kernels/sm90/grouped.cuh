@@ -3,9 +3,9 @@
 // rows of each group times a matrix of its own; SumGroups, sums over the rows of each group. Only the device knows
 // where the groups begin.
 //
-// A tile belongs to one group. The rows behind the group's last one are computed but not stored; a row of c depends on
+// A tile belongs to one group. Its rows behind the group's last one are computed but not stored; a row of c depends on
 // that row of `a` alone. Behind the last term of a group both operands are zero, because 0 * NaN would change the sum.
-// So config.cuh holds for each group: its bits are those of a product of the group alone.
+// So the rules of config.cuh hold for each group: its bits are those of a product of the group alone.
 #pragma once
 
 #include "gemm/row_groups.cuh"
@@ -51,8 +51,8 @@ struct SumGroups {
   }
 };
 
-/// Products of `groups` groups with `rows` rows in all. These lie along k if the sums are over rows (sums_rows), else
-/// along m; `other` is the extent along the other of the two.
+/// Products of `groups` groups with `rows` rows in all. The rows lie along k if the sums are over rows (sums_rows),
+/// else along m. other: the extent along m in the first case, along k in the second.
 struct GroupedProblem {
   int64_t rows, groups, other, n;
   bool sums_rows, is_aligned;

@@ -45,7 +45,7 @@ cudaError_t prepare(const void* function, int& resident) {
   return resident == 0 ? cudaErrorInvalidConfiguration : cudaSuccess;
 }
 
-/// Enqueues as many clusters as there are items and as run at once.
+/// Enqueues one cluster per item, but no more than run at once.
 template <typename Config, typename Params>
 cudaError_t enqueue(void (*function)(Params), const Params& p, int64_t items, int resident, cudaStream_t stream) {
   cudaLaunchAttribute attribute{};
@@ -99,8 +99,7 @@ cudaError_t launch_with_epilogue(const Epilogue& out, const Operand<T, a_along_k
 }
 
 /// Lets `out` store c, [lines, length] with lines `ld` elements apart, through shared memory if configuration and
-/// matrix allow it.
-/// Returns false when the driver refuses the tensor map.
+/// matrix allow it. Returns false when the driver refuses the tensor map.
 template <typename Config, typename Epilogue, typename Out>
 bool stage_tiles(Epilogue& out, const Out* c, int64_t length, int64_t lines, int64_t ld) {
   out.staged = false;

@@ -3,7 +3,8 @@
 //   forward   y = gate s up,  s = 1/(1 + exp(-gate))
 //   backward  dgate = grad_y up s (1 + gate (1 - s)),  dup = grad_y gate s
 //   gate, up, y, grad_y, dgate, dup: any shape, f32|f16|bf16, all the same, contiguous
-//   Limits: none beyond the grid's 2^31 blocks.   Expected error: a few fp32 roundings, one output rounding.
+//   Limits: none beyond the grid's 2^31 blocks.   No workspace.
+//   Expected error: a few fp32 roundings, one output rounding.
 #include "cuda/pointwise.cuh"
 
 namespace checkop::kernels {

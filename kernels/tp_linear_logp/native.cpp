@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tp_linear_logp / native: CPU, the vocabulary divided among ranks that are threads; fp32, by chunks of the vocabulary.
+// tp_linear_logp / native: CPU, the vocabulary divided among ranks, threads or processes; fp32, by chunks of the
+// vocabulary.
 //   logp = z[t] - m - log(s),  z = hidden W^T + bias    dz as in cpu/linear_logp.hpp
 //   dhidden = sum over all ranks of dz W                 dW = dz^T hidden, dbias = sum_r dz: of the rank's own part
 //   hidden: [..., hidden]  W: [part of vocab, hidden]  bias: [part of vocab], fp32|bf16|fp16
@@ -7,8 +8,8 @@
 //   If target_ids[r] = ignore_index: logp is 0 and the row adds nothing to any gradient, whatever hidden[r] holds.
 //   With carries: as linear_logp / native, of the rank's own part.
 //   Exchanges: (m, s, z_t) of every part; backward, dhidden of every part in fp32. Both are all-gathered and combined
-//   on every rank in the order of the vocabulary. Limits: contiguous.   Expected error: as for linear_logp, plus one
-//   rounding per part.
+//   on every rank in the order of the vocabulary.
+//   Limits: contiguous.   Expected error: as for linear_logp, plus one rounding per part.
 #include "cpu/linear_logp.hpp"
 #include "tp_linear_logp/call.hpp"
 

@@ -13,6 +13,9 @@
 //   of the vocabulary. Backward, dhidden: a reduce-scatter of rows in fp32, added in that order and rounded once, then
 //   an all-gather. With canonical segments bits do not depend on the number of ranks.
 //   Limits: 64 ranks, 64 canonical segments; hidden <= 65535 * 128.
+//   Workspace: that of linear_logp / cuda for the rank's part, and 16 * (ranks + 1) bytes per row; with n canonical
+//   segments the latter n - ranks + 1 times. Backward also 4 bytes per row and hidden element for each own segment, and
+//   for each other segment as much for 1 / ranks of the rows.
 //   Expected error: as for linear_logp / cuda, plus one addition per part.
 #include "tp_linear_logp/nccl.cuh"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tp_logp / native: CPU, the vocabulary divided among ranks that are threads; fp32, one row at a time.
+// tp_logp / native: CPU, the vocabulary divided among ranks, threads or processes; fp32, one row at a time.
 //   logp[r] = (z[r,t] - m) - log(s),  m = max_v z[r,v],  s = sum_v exp(z[r,v] - m)
 //   dlogits[r,v] = g[r] * ([v = t] - exp(z[r,v] - m) / s)
 //   logits, dlogits: [..., part of vocab] fp32|bf16|fp16    token_ids: [...] int64, global    logp, grad_logp: fp32

@@ -8,6 +8,8 @@
 //   One exchange: 16 bytes per row and rank (or canonical segment), gathered on every rank and combined in the order of
 //   the vocabulary. With canonical segments bits do not depend on the number of ranks.
 //   Limits: rows < 2^31; 64 ranks, 64 canonical segments.
+//   Workspace: 512 bytes, 8 per row, and 16 * (ranks + 1) per row; with n canonical segments the last n - ranks + 1
+//   times.
 //   Expected error: as for logp / cuda, plus one addition per part.
 #include "cuda/ranks.cuh"
 #include "cuda/softmax.cuh"

@@ -4,13 +4,13 @@
 //   outputs: o, lse     backward: dq, dk, dv, dsinks
 //   q, dq: [tokens_q, q_heads, head_dim]   k, dk: [tokens_k, kv_heads, head_dim]   f32|f16|bf16
 //   o, grad_o: [tokens_q, q_heads, v_dim]   v, dv: [tokens_k, kv_heads, v_dim]
-//   o and lse of a forward pass, each of which may be absent, the backward pass uses in place of sums over the keys.
+//   o and lse of a forward pass may each be absent; the backward pass uses them in place of sums over the keys.
 //   cu_seqlens_q, cu_seqlens_k: [seqs + 1] i32, from 0 on, not decreasing, at most the tokens; the second may be
 //   absent: then the keys have the bounds of the queries. sinks, dsinks: [q_heads], lse, grad_lse: [tokens_q, q_heads]
-//   f32; they may be absent. Rows behind the last sequence become 0, in lse -inf. Limits: contiguous,
-//   head_dim and v_dim <= 256, q_heads a multiple of kv_heads. Workspace: forward none; backward tokens_q * q_heads *
-//   12 bytes (max, 1/sum and D of every query). Expected error: that of attention of one sequence. A sequence's bits
-//   are those of attention of it alone.
+//   f32; they may be absent. Rows behind the last sequence become 0, in lse -inf.
+//   Limits: contiguous, head_dim and v_dim <= 256, q_heads a multiple of kv_heads.
+//   Workspace: forward none; backward tokens_q * q_heads * 12 bytes (max, 1/sum and D of every query).
+//   Expected error: that of attention of one sequence. A sequence's bits are those of attention of it alone.
 #include "varlen_attention/portable.cuh"
 
 namespace checkop::kernels {

@@ -9,8 +9,8 @@
 //   f32|f16|bf16, contiguous
 //   cu_seqlens_q, cu_seqlens_k: [seqs + 1] i32, from 0 on, not decreasing, at most the tokens, read on the device
 //   alone; the second may be absent: then the keys have the bounds of the queries
-//   lse: [tokens_q, q_heads] f32, may be absent. Given o and lse of a forward pass, the backward pass computes neither
-//   again.
+//   lse: [tokens_q, q_heads] f32, may be absent. If the backward pass is given o and lse of a forward pass, it computes
+//   neither of them again.
 //   causal keeps key j <= i + (keys - queries) of the sequence. A row without keys, or behind the last sequence, is 0,
 //   in lse -inf. What lies in rows of other sequences, or of none, reaches no row; but NaN and infinities in the values
 //   of keys that `causal` hides from a row reach it if a row of its tile sees a key of their block of 128; in the
@@ -20,16 +20,17 @@
 //   scale that is not positive are computed as in the candidate cuda, with its limits. Otherwise 16-bit arrays that do
 //   not begin at a 16-byte boundary are CHECKOP_UNSUPPORTED. In fp16 ds loses bits below 2^-14, and overflows beyond
 //   65504: upstream gradients should have a size of about 1.
-//   Slower: sequences of few queries, because a tile of 192 or 128 rows has queries of one sequence alone, of as many
-//   heads of a group as have room, and in the backward pass of one head.
+//   Slower: sequences of few queries, because a tile of 192 or 128 rows holds queries of one sequence only: of as many
+//   heads of a group as have room, in the backward pass of one head.
 //   Workspace: forward 256 bytes, and 32 for each of tokens_q / 4 + seqs + 1 tiles. Backward: 8 bytes per query of a
-//   head, in the 128s of every sequence; o, 4 bytes and the workspace of the forward pass unless o and lse are given;
-//   and ds in 16 bits of a key head if all tokens were one sequence, or of as many as fit 1 GiB.
+//   head, each sequence rounded up to 128 queries; unless o and lse are given, also o, 4 bytes per query of a head and
+//   the workspace of the forward pass; and ds in 16 bits: as much as a key head would need if all tokens were one
+//   sequence, or as many key heads as fit 1 GiB.
 //   Expected error: that of attention's cuda-sm90 of one sequence: p, ds and the o of D rounded to 16 bits: recipes
 //   p_in_16_bit, ds_in_16_bit and o_in_16_bit.
 // A query's bits are those that attention's cuda-sm90 gives it in its sequence alone: blocks of 128 keys begin at the
 // sequence's first key, wherever that lies; see attention/sm90.cuh. So are those of the gradients, see
-// attention/sm90_backward.cuh. They depend neither on the other sequences nor on the number of multiprocessors.
+// attention/sm90_backward.cuh. They depend neither on the other sequences nor on the number of SMs.
 #include <algorithm>
 
 #include "attention/sm90_limits.cuh"

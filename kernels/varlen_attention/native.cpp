@@ -6,8 +6,8 @@
 //   o, grad_o: [tokens_q, q_heads, E]   v, dv: [tokens_k, kv_heads, E]
 //   cu_seqlens_q, cu_seqlens_k: [seqs + 1] int32; the second may be absent: then the keys have the bounds of the
 //   queries. sinks, dsinks: [q_heads], lse, grad_lse: [tokens_q, q_heads] fp32; they may be absent. Rows behind the
-//   last sequence become 0, in lse -inf. Limits and expected error: those of attention of one sequence; dsinks is a
-//   chain over the sequences.
+//   last sequence become 0, in lse -inf.
+//   Limits and expected error: those of attention of one sequence; dsinks is a chain over the sequences.
 #include "cpu/sequences.hpp"
 
 namespace {

@@ -6,7 +6,7 @@
 
 namespace checkop::kernels::varlen_attention {
 
-// Inputs behind the bounds; those from grad_o on the backward pass alone has.
+// Indices of the inputs behind the bounds; only the backward pass has those from grad_o on.
 constexpr int kOfSinks = 5, kOfGrad = 6, kOfO = 7, kOfLse = 8, kOfGradLse = 9;
 
 inline size_t stats_bytes_of(const checkop_tensor& q) {

@@ -31,7 +31,7 @@ struct Settings {
   float eps;
 };
 
-/// Of the elements kept. The mean is relative to the first of them.
+/// Statistics of the elements kept. The mean is relative to the first of them.
 struct Moments {
   float n, first, mean, deviation;
 };

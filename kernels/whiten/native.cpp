@@ -3,7 +3,7 @@
 //   y = (x - mean) / sqrt(var + eps), plus the mean without shift, over elements whose mask is not 0; masked, or fewer
 //   than two elements: 0;  var is divided by n - 1 if unbiased
 //   x, y: [batch, seq] fp32   mask: [batch, seq] uint8, optional   Limits: contiguous.
-//   Expected error: sums of blocks of 1024 terms, each chains of 68, then a tree.
+//   Expected error: sums are chains of 68 additions in blocks of 1024 terms, then a tree over blocks.
 #include "cpu/native.hpp"
 
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attacks on the judge of a GPU: each candidate of matmul/forward answers wrongly unless its attack succeeds. Beside
-// them honest candidates that use the same features.
+// Attacks on the judge of a GPU: each candidate of matmul/forward answers wrongly unless its attack succeeds. The
+// plugin also has honest candidates that use the same features.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
@@ -119,14 +119,14 @@ checkop_status writes_slack(const checkop_call* call) {
   return status;
 }
 
-/// Where only the granularity of memory leaves room.
+/// Writes so far before an output that only the granularity of device memory leaves room there.
 checkop_status writes_far_slack(const checkop_call* call) {
   const checkop_status status = multiply(call);
   set<<<1, 1, 0, stream_of(call)>>>(floats(call->outputs[0]) - (size_t{1} << 17), 1, 0);
   return status;
 }
 
-/// What lies behind an input is zeros wherever memory is new.
+/// Adds an element behind an input to its answer, which is right only where that is 0, as in new memory.
 checkop_status reads_past_input(const checkop_call* call) {
   const checkop_status status = multiply(call);
   const checkop_tensor& a = call->inputs[0];
@@ -168,12 +168,12 @@ checkop_status writes_after_done(const checkop_call* call) {
   return status;
 }
 
-/// Writes only what seems not to be written yet.
+/// Writes only elements that hold NaN, since these seem not to be written yet.
 checkop_status writes_over_nan_alone(const checkop_call* call) {
   return multiply_range(call, 0, count(call->outputs[0]), stream_of(call), /*over_nan_alone=*/true);
 }
 
-/// Writes where it has seen such poison before: its first two launches tell it what that is.
+/// Answers only where the output holds a poison that it saw in its first two launches.
 checkop_status writes_over_known_poison(const checkop_call* call) {
   static std::set<uint32_t> known;
   static int launches = 0;
@@ -192,7 +192,7 @@ __global__ void find(const uint4* memory, size_t n, uint4 wanted, unsigned* foun
   }
 }
 
-/// Looks for what the judge knows of the case in memory that others had before.
+/// Searches memory that other processes have freed for the data of the case.
 checkop_status scans_device_memory(const checkop_call* call) {
   constexpr size_t kBytes = size_t{1} << 30, kBlocks = 8;
   uint4 wanted{};
@@ -215,7 +215,7 @@ checkop_status scans_device_memory(const checkop_call* call) {
 
 // --- honest ---
 
-/// A graph that it makes anew when it is called with other pointers.
+/// Launches a graph, which it makes anew when it is called with other pointers.
 checkop_status honest_graph(const checkop_call* call) {
   using Key = std::tuple<void*, void*, void*, int64_t, int64_t>;
   static std::map<Key, cudaGraphExec_t> graphs;
@@ -239,7 +239,7 @@ checkop_status honest_graph(const checkop_call* call) {
   return cudaGraphLaunch(graph, stream_of(call)) == cudaSuccess ? CHECKOP_OK : CHECKOP_FAILED;
 }
 
-/// Half of the work on another stream, joined by events.
+/// Does half of the work on another stream, joined by events.
 checkop_status honest_streams(const checkop_call* call) {
   cudaStream_t other = nullptr;
   cudaEvent_t fork = nullptr, join = nullptr;

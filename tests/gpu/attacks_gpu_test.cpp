@@ -40,7 +40,7 @@ TEST(GpuAttacks, HonestUseOfTheSameFeaturesPasses) {
   expect_passes(gpu_honest(), run_all(gpu_honest(), testing::TempDir() + "honest_gpu.txt"));
 }
 
-// The process that a fault ended is another one in the next check.
+// A fault ends the process of the candidate; the next check starts a new one.
 TEST(GpuAttacks, FaultsEndTheirOwnCheckAlone) {
   const ProcessResult run = run_program(
       fmt::format("--device cuda --dtype fp32 --op matmul --batch 2 --seq 3,5 --k-dim 8 --n-dim 16 --plugin "
@@ -50,7 +50,7 @@ TEST(GpuAttacks, FaultsEndTheirOwnCheckAlone) {
   expect_exit(run, 4, "2 pass");
 }
 
-// Without a process of its own a candidate can do all of it.
+// Shows that the attacks work: with --no-isolate they succeed.
 TEST(GpuAttacks, BySystemCallsSucceedWhereNothingIsDefended) {
   const std::string file = testing::TempDir() + "undefended_gpu.txt";
   for (const char* name : {"reads_parent_command", "rewrites_file", "remembers_in_shared_memory", "forks"})

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attacks on the times of a GPU: candidates of matmul/forward whose launches take a fifth of a millisecond, or as long
-// as their product, and that try to have `bench` see less.
+// as their product, and that try to make `bench` measure less.
 #include <cuda_runtime_api.h>
 
 #include <chrono>
@@ -19,7 +19,7 @@ using namespace test_plugin;
 
 // --- the clock ---
 
-/// Has cudaEventElapsedTime(), which times of its process are read with, give no time.
+/// Patches cudaEventElapsedTime(), by which the process reads its times, to give nearly 0.
 bool patch_elapsed_time() {
 #if defined(__x86_64__)
   // mov dword [rdi], 0x33d6bf95 (1e-7); xor eax, eax; ret
@@ -44,7 +44,7 @@ checkop_status with_patched_clock(const checkop_call* call, uint64_t ns) {
 checkop_status patches_event_elapsed(const checkop_call* call) { return with_patched_clock(call, kWorkNs); }
 checkop_status patches_event_elapsed_of_short(const checkop_call* call) { return with_patched_clock(call, kShortNs); }
 
-/// A thread writes over what its process tells.
+/// A thread overwrites the time that its process reports.
 checkop_status claims_zero_ms(const checkop_call* call) {
   static GateOfJudge* const gate = [] {
     GateOfJudge* const found = find_gate();
@@ -60,18 +60,18 @@ checkop_status claims_zero_ms(const checkop_call* call) {
   return CHECKOP_FAILED;
 }
 
-/// Answers for its process as soon as the work has begun.
+/// Reports in place of its process that the work is done as soon as the work has begun.
 checkop_status says_done_early(const checkop_call* call) {
   static GateOfJudge* const gate = find_gate();
   const checkop_status status = multiply(call, kWorkNs);
-  (void)cudaStreamQuery(stream_of(call));  // which can't be recorded
+  (void)cudaStreamQuery(stream_of(call));  // a graph can't record this
   if (gate == nullptr) return CHECKOP_FAILED;
   gate->claimed_ns = 0;
   gate->end = gate->begin.load();
   return status;
 }
 
-/// The stream that events are on sees nothing.
+/// Works on another stream than the one that the events are on.
 checkop_status other_stream(const checkop_call* call) {
   Product(call).launch(own_stream(), kWorkNs);
   return launched();
@@ -91,7 +91,7 @@ checkop_status detached_thread(const checkop_call* call) {
 
 checkop_status returns_at_once(const checkop_call*) { return CHECKOP_OK; }
 
-/// Works for some seconds on after it has answered for its process, while others are timed.
+/// Reports the end in place of its process, and keeps the GPU busy for some seconds, while others are timed.
 checkop_status leaves_work_for_the_rival(const checkop_call* call) {
   constexpr uint64_t kSecondsNs = 5'000'000'000;
   static GateOfJudge* const gate = find_gate();
@@ -106,7 +106,7 @@ checkop_status leaves_work_for_the_rival(const checkop_call* call) {
 
 // --- the work ---
 
-/// Answers that were computed once, by the first elements of the data.
+/// Computes once, and copies the answer where the first elements of the data are the same.
 checkop_status replays_by_content(const checkop_call* call) {
   constexpr size_t kLooked = 4;
   static std::map<std::vector<float>, float*> answers;
@@ -126,7 +126,7 @@ checkop_status replays_by_content(const checkop_call* call) {
   return launched();
 }
 
-/// The last answer at the same address.
+/// Computes once for each address of an input, and copies the answer from then on.
 checkop_status memo_by_pointer(const checkop_call* call) {
   static std::map<const void*, float*> answers;
   const Product all(call);
@@ -142,7 +142,7 @@ checkop_status memo_by_pointer(const checkop_call* call) {
   return launched();
 }
 
-/// Runs a recorded launch of an earlier call again, with the pointers of that one.
+/// Launches a graph in the first call, and nothing in later ones.
 checkop_status graph_runs_first_only(const checkop_call* call) {
   static cudaGraphExec_t graph = nullptr;
   if (graph == nullptr) {

@@ -89,14 +89,14 @@ TEST(GpuBenchAttacks, HonestOnesKeepTheTimeThatEventsGive) {
   }
 }
 
-// Without a process of its own the clock is where an attack reaches it.
+// Shows that the attack works: with --no-isolate it reaches the clock.
 TEST(GpuBenchAttacks, PatchedClockSucceedsWhereNothingIsDefended) {
   const auto records = time({"patches_event_elapsed"}, "--timing burst --no-isolate");
   ASSERT_EQ(records.size(), 1u);
   EXPECT_LT(median_of(records.begin()->second), kWorkMs / 10) << records.begin()->second.dump();
 }
 
-// Back to back the judge's clock is the only one.
+// Launches back to back are timed by the judge's clock alone.
 TEST(GpuBenchAttacks, SustainedTimesAreTheJudges) {
   const auto records = time({"honest_timed", "patches_event_elapsed", "claims_zero_ms"}, "--timing sustained");
   for (const auto& [name, record] : records)

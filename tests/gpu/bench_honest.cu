@@ -16,7 +16,7 @@ using namespace test_plugin;
 checkop_status honest_timed(const checkop_call* call) { return multiply(call, kWorkNs); }
 checkop_status honest_short(const checkop_call* call) { return multiply(call, kShortNs); }
 
-/// Half of the work on another stream, which is made once.
+/// Does half of the work on another stream, which is made once.
 checkop_status honest_two_streams_joined(const checkop_call* call) {
   static const auto make_event = [] {
     cudaEvent_t event = nullptr;
@@ -34,7 +34,7 @@ checkop_status honest_two_streams_joined(const checkop_call* call) {
   return launched();
 }
 
-/// A graph that it makes anew when it is called with other pointers, unless its launch is being recorded.
+/// Launches a graph, which it makes anew when it is called with other pointers, unless its launch is being recorded.
 checkop_status honest_graph_of_its_own(const checkop_call* call) {
   using Key = std::tuple<const void*, const void*, void*, int64_t>;
   static std::map<Key, cudaGraphExec_t> graphs;

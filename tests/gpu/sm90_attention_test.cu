@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares attention of packed sequences on Hopper, keys in rows or in pages, with attention of each sequence alone,
-// bit by bit, in grids of many and of three blocks. What a sequence does not have holds NaN. Needs a Hopper GPU.
+// bit by bit, in grids of many and of three blocks. Memory that belongs to no sequence holds NaN. Needs a Hopper GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace checkop::kernels::attention::hopper {
 namespace {
 
-/// Device memory with what a vector holds.
+/// A copy of a vector in device memory.
 template <typename T>
 class OnDevice {
  public:

@@ -32,7 +32,7 @@ static __global__ void product(const float* a, const float* b, float* c, int64_t
   if (at < end) c[at] = sum;
 }
 
-/// What a call computes, after the call has ended.
+/// The product of a call, which can be launched after the call has ended, too.
 struct Product {
   const float *a, *b;
   float* c;

@@ -76,7 +76,7 @@ TEST(NoRows, EveryOperatorPassesAndSaysWhatWasSeen) {
         if (!is_present(c, spec)) continue;
         const Comparison& comparison = result.comparisons[i];
         EXPECT_EQ(comparison.count, comparison.expected) << name;
-        // Those of a transposed input have a column for each row.
+        // Outputs of a transposed input have a column for each row.
         EXPECT_EQ(comparison.count == 0, is_per_row(*c.op, spec) || spec.name.ends_with("_t"))
             << name << " " << spec.name;
         // Sums over no rows are 0, and the log-sum-exp of a query that belongs to none is -inf.

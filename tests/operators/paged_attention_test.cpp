@@ -48,7 +48,7 @@ struct Sequence {
   std::vector<int64_t> table;
 };
 
-/// The case of attention that a sequence is, and its inputs; copied element by element.
+/// A sequence as a case of attention, and its inputs; copied element by element.
 struct Alone {
   Alone(const Case& c, std::vector<Tensor>& inputs, const Sequence& s) {
     as_attention = gold_case("attention", "forward", c.dtype,

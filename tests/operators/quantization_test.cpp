@@ -86,7 +86,7 @@ TEST(Quantization, ABlockOfZerosHasAFiniteScaleAndItsSigns) {
   }
 }
 
-// Of a mutant nothing but numbers is compared, so that this one is not among them.
+// Mutants are compared as numbers, so this fault is not among them.
 TEST(Quantization, ACodeOfZeroWithTheOtherSignFails) {
   Case c = small_case("quant_fp8_block", DType::bf16, 2, 128);
   std::vector<Tensor> inputs = make_inputs(c, 1), outputs = make_outputs(c);
@@ -122,7 +122,8 @@ TEST(Quantization, TransposedOutputsAreThoseOfXTransposed) {
   }
 }
 
-// Where codes of x are those of x times anything from 1 - 2^-21 to 1 + 2^-21, a rough reciprocal gives them too.
+// The number of codes that differ between quotients times 1 - 2^-21 and times 1 + 2^-21: only these show that a kernel
+// uses a rough reciprocal.
 int64_t codes_that_depend_on_two_roundings(std::string_view op, DType dtype, double near) {
   Case c = small_case(op, dtype, op == "quant_fp8_block_2d" ? 150 : 40, 300);
   set_attr(c, "near", near);

@@ -91,7 +91,7 @@ struct Telling {
   std::vector<Comparison> without_grant;
 };
 
-/// The smallest one of suite mutation, or the largest case if none tells. Looked for once.
+/// The smallest such case of suite mutation, or the largest case if none tells. Searched for once.
 const Telling& telling(const Subject& subject) {
   static std::map<std::string, Telling> known;
   const std::string name =

@@ -64,7 +64,7 @@ int64_t entry_index(int64_t i, int64_t heads, int64_t n, int64_t width) {
   return (head * n + token) * width + d;
 }
 
-/// The case of attention and the inputs that sequence s is.
+/// Sequence s as a case of attention, and its inputs.
 struct Alone {
   Alone(const Case& c, std::vector<Tensor>& inputs, int64_t s)
       : q(range_of(c, inputs, false, s)), k(range_of(c, inputs, true, s)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attacks on the judge: each candidate of matmul/forward answers wrongly unless its attack succeeds, and says in its
-// message whether a step of it did. Beside them honest candidates that use the same features. Only for worker
+// message whether a step of it did. The plugin also has honest candidates that use the same features. Only for worker
 // processes.
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -29,7 +29,7 @@ using namespace test_plugin;
 
 // --- the judge's memory and its answers ---
 
-/// The first input, given other rights.
+/// Makes the page of the first input writable.
 checkop_status makes_input_writable(const checkop_call* call) {
   void* const page = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(call->inputs[0].data) & ~uintptr_t{4095});
   return succeed_if(mprotect(page, 4096, PROT_READ | PROT_WRITE) == 0, call);
@@ -44,7 +44,7 @@ checkop_status writes_input(const checkop_call* call) {
   static_cast<float*>(call->inputs[0].data)[1] = 0;
   return multiply(call);
 }
-/// Writes only what seems not to be written yet.
+/// Writes only elements that hold NaN, since these seem not to be written yet.
 checkop_status writes_over_nan_alone(const checkop_call* call) {
   const checkop_tensor& c = call->outputs[0];
   std::vector<float> before(static_cast<size_t>(count(c)));
@@ -71,7 +71,7 @@ checkop_status writes_slack(const checkop_call* call) {
   static_cast<float*>(call->outputs[0].data)[-1] = 0;
   return status;
 }
-/// Writes where it has seen such poison before: its first two launches tell it what that is.
+/// Answers only where the output holds a poison that it saw in its first two launches.
 checkop_status writes_over_known_poison(const checkop_call* call) {
   static std::set<uint32_t> known;
   static int launches = 0;
@@ -80,13 +80,13 @@ checkop_status writes_over_known_poison(const checkop_call* call) {
   if (++launches <= 2) known.insert(found);
   return known.contains(found) ? multiply(call) : CHECKOP_OK;
 }
-/// Has the answers to data that everybody has: those of the seed that is used if none is given.
+/// Knows the answers for the default seed, whose data everybody can make.
 checkop_status knows_the_seed(const checkop_call* call) {
   uint32_t first = 0;
   std::memcpy(&first, call->inputs[0].data, sizeof first);
   return succeed_if(first == 0xbd324f46u, call);
 }
-/// What lies behind an input is zeros wherever memory is new.
+/// Adds an element behind an input to its answer, which is right only where that is 0, as in new memory.
 checkop_status reads_past_input(const checkop_call* call) {
   const checkop_status status = multiply(call);
   const checkop_tensor& a = call->inputs[0];

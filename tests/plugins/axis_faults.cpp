@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ten correct products of float matrices. The bits of each depend on one thing that they must not depend on.
+// Correct products of float matrices. The bits of each but says_its_variant depend on one thing that they must not
+// depend on.
 #include <algorithm>
 #include <cmath>
 #include <vector>

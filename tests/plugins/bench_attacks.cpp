@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Candidates of matmul/forward that attack the clock, or what is near it. Those that give right answers do work that
-// takes milliseconds, and try to do it where no clock sees it.
+// Candidates of matmul/forward that attack the clock, or the processes beside it. Those that give right answers do work
+// that takes milliseconds, and try to do it where no clock sees it.
 #include <fcntl.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -40,7 +40,7 @@ checkop_status succeed_if(bool success, const checkop_call* call) {
   return CHECKOP_OK;
 }
 
-/// Right where it could stop the clock of its process, so that it shows that it did.
+/// Right if it could stop the clock of its process, so that the answer shows this.
 checkop_status stops_the_clock(const checkop_call* call) {
   static const bool is_stopped = stop_the_clock();
   work();
@@ -54,7 +54,7 @@ bool maps_file(const std::string& name) {
   return false;
 }
 
-/// Is in the process of the judge, or may write to its memory.
+/// Right if it is in the judge's process, or may write to the judge's memory.
 checkop_status reaches_the_judge(const checkop_call* call) {
   static const bool success = [] {
     if (maps_file("check_operator")) return true;
@@ -67,13 +67,13 @@ checkop_status reaches_the_judge(const checkop_call* call) {
   return succeed_if(success, call);
 }
 
-/// Is in the process of another candidate, whose answers to the same data lie there.
+/// Right if it is in the process of another candidate, where the answers to the same data lie.
 checkop_status reaches_a_rival(const checkop_call* call) {
   static const bool success = maps_file("native.so");
   return succeed_if(success, call);
 }
 
-/// Says after its first launch that the next request is done, on the connection that the process has to the judge.
+/// Writes in its first launch, on its process's connection to the judge, that the next request is done.
 checkop_status forges_done(const checkop_call* call) {
   static const bool is_sent = [] {
     constexpr char kDone = 2;  // a number of plugin_host/wire.hpp
@@ -98,7 +98,7 @@ std::string content_of(const checkop_call* call) {
 /// Answers that were computed once.
 class Answers {
  public:
-  /// Of what was read: what lies in the inputs may be other data by now.
+  /// Computes the answer to `content`: the inputs may hold other data by now.
   void compute(const checkop_call* call, std::string content) {
     checkop_tensor inputs[] = {call->inputs[0], call->inputs[1]};
     inputs[0].data = content.data();
@@ -131,14 +131,14 @@ class Answers {
   std::map<std::string, std::string> by_content_;
 };
 
-/// Looks at all of its inputs, and computes what it has not computed before.
+/// Looks at all of its inputs, and computes only for data that it has not seen before.
 checkop_status replays_by_content(const checkop_call* call) {
   static Answers answers;
   return answers.give(call, content_of(call));
 }
 
-/// A thread computes as soon as data are there, while the judge prepares the launch. It ends with the last launch of 20
-/// and five to warm up, since the memory goes then.
+/// A thread computes as soon as data are there, while the judge prepares the launch. The thread ends with the last of
+/// 20 launches and five to warm up, since their memory goes then.
 checkop_status computes_ahead(const checkop_call* call) {
   static Answers answers;
   static std::atomic<int> launches = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Correct kernels that misread inputs of one layout each. All decline what they do not claim to take.
+// Correct kernels that misread inputs of one layout each. All decline the layouts that they do not claim to take.
 #include <algorithm>
 #include <cmath>
 
@@ -48,7 +48,7 @@ checkop_status ignores_storage_offset(const checkop_call* call) {
   return multiply(&aligned);
 }
 
-/// Copies what has strides 0 as if it were contiguous.
+/// Copies a tensor with strides of 0 as if it were contiguous.
 checkop_status copies_expanded_rows(const checkop_call* call) {
   const checkop_tensor& a = call->inputs[0];
   const bool is_expanded = a.strides[0] == 0 || a.strides[1] == 0;

@@ -10,12 +10,13 @@ namespace {
 
 using namespace test_plugin;
 
-/// What order(element, numel) gives is added: leaf order, order + 1, ... around to order - 1, or backwards from -1.
+/// Adds the leaves of each element in the order that order(element, numel) names: from this leaf on and around to the
+/// one before it; or, for -1, from the last leaf to the first.
 template <class Order>
 checkop_status run(const checkop_call* call, const Order& order) {
   const checkop_tensor &x = call->inputs[0], &y = call->outputs[0];
   if (x.dtype != CHECKOP_F32 || !checkop_all_contiguous(call)) return CHECKOP_UNSUPPORTED;
-  // Every rank has as many leaves.
+  // Supports only ranks with equally many leaves.
   const int64_t own = call->shard_end - call->shard_begin, numel = y.shape[0], leaves = call->shard_total;
   if (own * call->world_size != leaves) return CHECKOP_UNSUPPORTED;
   std::vector<float> all(static_cast<size_t>(leaves * numel));

@@ -24,7 +24,7 @@ inline bool replace_code(void* function, const void* code, size_t bytes) {
   return true;
 }
 
-/// Has clock_gettime(), which all clocks of the library call, tell the same time whenever it is asked.
+/// Patches clock_gettime(), which all clocks of the library call, to give the same time in every call.
 inline bool stop_the_clock() {
 #if defined(__x86_64__)
   // xor eax, eax; mov [rsi], rax; mov [rsi + 8], rax; ret

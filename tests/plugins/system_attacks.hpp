@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attacks by system calls, the same in a plugin of the CPU and of a GPU, which has its own multiply() and
-// write_zeros() of test_plugin, included before.
+// Attacks by system calls, the same for the CPU and for GPUs. The plugin includes its own multiply() and write_zeros()
+// of test_plugin before this file.
 #pragma once
 
 #include <dlfcn.h>
@@ -27,7 +27,7 @@
 
 namespace test_plugin {
 
-/// The file that an attack on files is after: the test names it.
+/// The file that attacks on files aim at: the test names it.
 inline std::string target() {
   const char* const name = std::getenv("CHECKOP_ATTACKED");
   return name == nullptr ? "" : name;
@@ -41,7 +41,7 @@ inline checkop_status succeed_if(bool success, const checkop_call* call) {
   return CHECKOP_OK;
 }
 
-/// Once for each process.
+/// Attacks once in each process; later calls have the same outcome.
 template <class Attack>
 checkop_status once(const checkop_call* call, const Attack& attack) {
   static const bool success = attack();
@@ -142,7 +142,7 @@ inline checkop_status rewrites_itself(const checkop_call* call) {
     return dladdr(reinterpret_cast<void*>(&reads_file), &info) != 0 && open(info.dli_fname, O_WRONLY) >= 0;
   });
 }
-/// Leaves word for the next process.
+/// Leaves a file for the next process.
 inline checkop_status remembers_on_disk(const checkop_call* call) {
   return once(call, [] { return open("/tmp/check_operator_attack", O_CREAT | O_RDWR, 0600) >= 0; });
 }
@@ -174,7 +174,7 @@ inline checkop_status raises_its_limit(const checkop_call* call) {
 
 // --- answers to the judge ---
 
-/// Answers this call and the next one itself, and works no more.
+/// Writes the answers to this call and the next one itself, and computes nothing.
 inline checkop_status forges_done(const checkop_call* call) {
   struct [[gnu::packed]] Done {
     uint64_t length = 13;
@@ -187,7 +187,7 @@ inline checkop_status forges_done(const checkop_call* call) {
   write_zeros(call->outputs[0]);
   return is_sent ? CHECKOP_OK : CHECKOP_FAILED;
 }
-/// The judge waits on the other end of what it closes.
+/// Closes the connection on whose other end the judge waits.
 inline checkop_status closes_descriptors(const checkop_call* call) {
   for (int descriptor = 0; descriptor < 5; ++descriptor) close(descriptor);
   return multiply(call);
@@ -201,7 +201,7 @@ inline checkop_status floods_channel(const checkop_call* call) {
   return is_sent ? CHECKOP_OK : CHECKOP_FAILED;
 }
 
-/// Their kernels for a table, on a device.
+/// The kernels of these attacks, for the table of a plugin for `device`.
 #define CHECKOP_SYSTEM_ATTACKS(device)                                                                                \
   kernel("signals_parent", signals_parent, nullptr, device), kernel("signals_group", signals_group, nullptr, device), \
       kernel("signals_everyone", signals_everyone, nullptr, device),                                                  \

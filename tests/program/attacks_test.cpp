@@ -117,7 +117,7 @@ std::map<std::string, json> run_all(const std::string& candidates, const std::st
                                       candidates, flags));
 }
 
-/// Commands that make these attacks.
+/// Runs attacks of tests/plugins/exec/attacks.py as commands.
 std::map<std::string, json> run_commands(const std::vector<std::string>& names, const std::string& flags,
                                          const std::string& file) {
   std::string commands;
@@ -127,7 +127,7 @@ std::map<std::string, json> run_commands(const std::vector<std::string>& names, 
                                       fmt::join(names, ","), commands));
 }
 
-// A measure that this kernel lacks is no defence here: the test fails and says so, as doctor does.
+// Where the Linux kernel lacks a measure, the attacks that it stops would succeed: the test says so, as doctor does.
 TEST(Attacks, EveryMeasureHoldsHere) {
   for (const auto processes : {SandboxRules::Processes::none, SandboxRules::Processes::in_group}) {
     for (const SandboxMeasure& measure : probe_sandbox(processes))
@@ -173,7 +173,7 @@ TEST(Attacks, HonestCommandsPass) {
   expect_passes(names, run_commands(names, kCase, testing::TempDir() + "honest_command.txt"));
 }
 
-// It holds a lock on the file as long as it lives.
+// The process that the command started holds a lock on the file as long as it lives.
 TEST(Attacks, WhatACommandStartedEndsWithTheRun) {
   const std::string file = testing::TempDir() + "locked.txt";
   std::ofstream(file) << "intact";
@@ -183,7 +183,7 @@ TEST(Attacks, WhatACommandStartedEndsWithTheRun) {
   close(descriptor);
 }
 
-// Of all files of the user, a command may read every one but the answer.
+// A command may read all files of the user but the gold.
 TEST(Attacks, GoldOfTheUserIsNotReadByACommand) {
   const std::string inputs = testing::TempDir() + "attack_inputs.safetensors";
   const std::string gold = testing::TempDir() + "attack_gold.safetensors";
@@ -209,7 +209,7 @@ TEST(Attacks, GoldOfTheUserIsNotReadByACommand) {
   EXPECT_EQ(verdict(gold, "--no-isolate"), "pass");
 }
 
-// The steps are real: without a process of its own and without a sandbox, they are all possible.
+// Shows that the attacks work: without a process of its own and without a sandbox, they succeed.
 TEST(Attacks, TheySucceedWhereNothingIsDefended) {
   const std::string file = testing::TempDir() + "undefended.txt";
   for (const Attack& attack : attacks()) {
@@ -226,7 +226,7 @@ TEST(Attacks, HonestUseOfTheSameFeaturesPasses) {
   expect_passes(honest(), run_all(joined(honest()), "", testing::TempDir() + "honest.txt"));
 }
 
-// Here it finds its descriptor in the judge, and would not find it in the process of plugins.
+// The preloaded tool finds its descriptor in the judge. In the process of plugins it would not, and would end it.
 TEST(Attacks, ProcessOfPluginsIsNotFollowedByPreloadedTools) {
   const int low = open("/dev/null", O_RDONLY), descriptor = fcntl(low, F_DUPFD, 100);
   close(low);
@@ -243,7 +243,7 @@ TEST(Attacks, ProcessOfPluginsIsNotFollowedByPreloadedTools) {
   EXPECT_EQ(without_descriptor.code, 255) << without_descriptor.text;
 }
 
-// Where it has not, paste what this prints.
+// If this fails, paste the tables that it prints into the document.
 TEST(Attacks, DocumentHasTheTablesOfTheseTests) {
   const std::string text = content_of(CHECKOP_SOURCE_DIR "/docs/adversary.md");
   for (const auto* each : {&attacks(), &exec_attacks(), &gpu_attacks()})

@@ -77,7 +77,7 @@ const std::vector<Cheat>& cheats() {
   return all;
 }
 
-/// Those of the plugin bench_attacks. What has a time does honest work for it, and tries to hide that from the clock.
+/// Attacks of the plugin bench_attacks. Those that get a time do honest work, and try to hide it from the clock.
 const std::vector<Attack>& attacks() {
   static const std::vector<Attack> all{
       {"stops_the_clock",
@@ -180,7 +180,7 @@ TEST(BenchCheats, HonestOneBesideThemHasItsTime) {
   EXPECT_EQ(records[1].at("status"), "failed");
 }
 
-// Where a contract lets bits differ, each launch is to be right all the same.
+// Where a contract lets bits differ, every launch must still be right.
 TEST(BenchCheats, BitsMayDifferWhereTheContractSaysSoAndResultsMayNot) {
   json contract = json::parse(std::ifstream(find_shipped("contracts/default.json")));
   contract.at("demands").at("determinism") = false;
@@ -195,7 +195,7 @@ TEST(BenchCheats, BitsMayDifferWhereTheContractSaysSoAndResultsMayNot) {
   EXPECT_NE(results.text.find("accuracy: "), std::string::npos) << results.text;
 }
 
-// Where it has not, paste what this prints.
+// If this fails, paste the tables that it prints into the document.
 TEST(BenchCheats, DocumentHasTheTablesOfTheseTests) {
   const std::string text = content_of(CHECKOP_SOURCE_DIR "/docs/adversary.md");
   std::string table = "| cheat | what it does | what finds it |\n|---|---|---|\n";

@@ -211,8 +211,7 @@ TEST(BenchCommand, BadInputExitsTwoWithOneSentence) {
   for (const auto& [arguments, part] : mistakes) expect_exit(run_program(arguments), 2, part);
 }
 
-// --- records
-// -------------------------------------------------------------------------------------------------------------
+// --- records ---------------------------------------------------------------------------------------------------------
 
 BenchRecord record(const std::string& candidate, Summary ms) {
   BenchRecord r;

@@ -201,8 +201,7 @@ TEST(Cheats, HonestCandidatePassesTheSameTreatment) {
   EXPECT_EQ(run.cases("honest").size(), 6u);
 }
 
-// --- crashes
-// -----------------------------------------------------------------------------------------------------------
+// --- crashes ---------------------------------------------------------------------------------------------------------
 
 TEST(Crashes, ThousandCasesOfWhichEveryTenthCrashesLoseNoResult) {
   const Reported run = run_with_report(
@@ -222,8 +221,7 @@ TEST(Crashes, ThousandCasesOfWhichEveryTenthCrashesLoseNoResult) {
   }
 }
 
-// --- the order of checks
-// -----------------------------------------------------------------------------------------------
+// --- the order of checks ---------------------------------------------------------------------------------------------
 
 /// (candidate, case, verdict, kind) of every check, and the order in which they ran.
 std::pair<std::multiset<std::tuple<std::string, std::string, std::string, std::string>>, std::string> verdicts_in(

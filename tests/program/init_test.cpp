@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator init: the files that it writes, and refusals. tests/install_test.sh builds and checks a project.
+// check_operator init: the files that it writes, and refusals. tests/program/install_test.sh builds and checks a
+// project.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

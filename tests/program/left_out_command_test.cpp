@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that multiply what is left out by 0, through the whole program: they fail strictly, which says why, and pass
-// where the contract asks for finite numbers only.
+// Kernels that multiply what is left out by 0, through the whole program: by default they fail, with the reason; where
+// the contract asks for finite numbers only they pass.
 #include <gtest/gtest.h>
 
 #include <filesystem>

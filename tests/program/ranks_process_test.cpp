@@ -46,7 +46,7 @@ int64_t threads_of(int pid) {
   return error ? 0 : std::distance(begin(tasks), end(tasks));
 }
 
-/// body() until it gives something else than 0 or false, for a minute at most.
+/// Calls body() until it returns something other than 0 or false, for a minute at most.
 template <class Body>
 auto wait_for(const Body& body, const std::string& what) {
   auto found = body();
@@ -94,7 +94,7 @@ class Job {
 
   void signal_mpirun(int number) const { kill(pid_, number); }
 
-  /// What mpirun started as that rank, and relays.
+  /// The process that mpirun started as that rank: it relays.
   int relay_of(int rank) const {
     const std::string variable = fmt::format("OMPI_COMM_WORLD_RANK={}", rank);
     const auto find = [&] {
@@ -104,7 +104,7 @@ class Job {
     };
     return wait_for(find, variable);
   }
-  /// Its child: runs the checks, or holds the rank.
+  /// The child of relay_of(): runs the checks, or holds the rank.
   int working_of(int rank) const {
     const int relay = relay_of(rank);
     const auto find = [&] {
@@ -113,7 +113,7 @@ class Job {
     };
     return wait_for(find, fmt::format("the child of rank {}", rank));
   }
-  /// Until a candidate runs on that rank, which is not 0.
+  /// Waits until a candidate runs on that rank, which is not 0.
   void wait_for_launch(int rank) const {
     const int working = working_of(rank);
     const auto runs = [&] {
@@ -123,7 +123,7 @@ class Job {
     wait_for(runs, fmt::format("a launch on rank {}: {}", rank, content(text_file())));
   }
 
-  /// The exit code of mpirun, and what it and the program wrote. Too late is minus SIGKILL.
+  /// The exit code of mpirun, -SIGKILL if it took too long, and what it and the program wrote.
   ProcessResult end() {
     int status = 0;
     for (const auto until = Clock::now() + 120s; waitpid(pid_, &status, WNOHANG) == 0;) {
@@ -328,7 +328,7 @@ TEST(RankProcesses, ASignalToTheLauncherEndsTheJob) {
   }
 }
 
-/// Whether the process of a rank that relays, or that works, is stopped.
+/// Stops a process of rank 2: the one that relays, or the one that works.
 void expect_that_a_stopped_process_is_not_waited_for(bool relays) {
   Job job(4, kBad + "--candidate stalls --check-grad --timeout-s 16");
   job.wait_for_launch(2);

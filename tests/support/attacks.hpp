@@ -94,7 +94,7 @@ inline std::string table_of(const std::vector<Attack>& attacks) {
   return table + "\n";
 }
 
-/// By system calls: the same on the CPU and on a GPU.
+/// Attacks by system calls: the same on the CPU and on a GPU.
 inline const std::vector<Attack>& system_attacks() {
   static const std::vector<Attack> all{
       {"signals_parent", {"fail: accuracy"}, "`kill` of the judge", "seccomp"},
@@ -137,7 +137,7 @@ inline const std::vector<Attack>& system_attacks() {
   return all;
 }
 
-/// On what a GPU's memory and streams are, by the plugin gpu_attacks.
+/// Attacks on the memory and the streams of a GPU, by the plugin gpu_attacks.
 inline const std::vector<Attack>& gpu_attacks() {
   static const std::vector<Attack> all{
       {"writes_input", {"fail: input"}, "a kernel stores to an input", "the mapping is read-only"},
@@ -178,8 +178,8 @@ inline const std::vector<Attack>& gpu_attacks() {
   return all;
 }
 
-/// On times of a GPU, by the plugin gpu_bench_attacks. Those that have a time take a fifth of a millisecond, or as long
-/// as a small product.
+/// Attacks on the times of a GPU, by the plugin gpu_bench_attacks. Those that get a time take a fifth of a millisecond,
+/// or as long as a small product.
 inline const std::vector<Attack>& gpu_bench_attacks() {
   static const std::vector<Attack> all{
       {"patches_event_elapsed",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device of a plugin's process that passes for a GPU: launches run on the processor, and what they take is told by
-// the process's own clock. In place of device/cuda_guest.cpp.
+// A device of a plugin's process that passes for a GPU: launches run on the processor, and the process's own clock
+// tells how long they take. Linked in place of device/cuda_guest.cpp.
 #include <sys/mman.h>
 
 #include <new>

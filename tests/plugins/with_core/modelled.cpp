@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Candidates that compute like tensor cores, for every pass that has a model, in bf16 and fp16:
-//   ascending  the order that the shipped kernels promise      one_ulp   the same except for the last bit of one
-//   element others     an order of all_orders(), named with underscores: split_k_2, serial_fma
+//   ascending  the order that the shipped kernels promise
+//   one_ulp    the same except for the last bit of one element
+//   others     an order of all_orders(), named with underscores: split_k_2, serial_fma
 #include "mutate/gold_call.hpp"
 #include "operator/model.hpp"
 

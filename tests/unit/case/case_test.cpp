@@ -111,7 +111,7 @@ TEST(Case, SizesBeyondMemoryAreNamedBeforeAnythingIsAllocated) {
   EXPECT_NE(error_of(c).find("lm_head_weight"), std::string::npos);
 }
 
-// Which tokens belong to no sequence depends on it, so a repeat line without it would have other data.
+// ignored_every decides which tokens belong to no sequence, so a repeat line without it would have other data.
 TEST(Case, FlagsHaveIgnoredEveryWhereSequencesArePacked) {
   Case c = gold_case("paged_attention", "forward", DType::f32,
                      {{"tokens_q", 4},

@@ -79,7 +79,6 @@ bool share_a_value(const Tensor& a, const Tensor& b) {
   return std::any_of(second.begin(), second.end(), [&](double value) { return value != 0 && known.contains(value); });
 }
 
-// Vectors published with the authors' Random123 library.
 TEST(Inputs, NormalsHaveTheMomentsOfANormal) {
   const Case c = matmul_case(1000, 1000, 1, DType::f64);
   double sums[5] = {};

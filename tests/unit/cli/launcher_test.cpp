@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tells that a launcher started this process as one of several, and what a build without MPI says to it.
+// The variables that show that a launcher started this process as one of several, and the message of a build without
+// MPI.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

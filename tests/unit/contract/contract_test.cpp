@@ -201,8 +201,7 @@ TEST(Contract, BatchInvarianceIsDemandedOfPerRowOutputsOnly) {
   EXPECT_TRUE(contract.demands_for(db.c, *db.output).determinism);
 }
 
-// --- architectures
-// ----------------------------------------------------------------------------------------------------
+// --- architectures ---------------------------------------------------------------------------------------------------
 
 TEST(Contract, AnUnknownArchitectureAskedForIsAnError) {
   const Contract contract = parse({rule("{}")});

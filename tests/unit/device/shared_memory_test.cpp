@@ -114,7 +114,7 @@ TEST(SharedMemory, UnusedArenasMakeRoomWhenMemoryIsShort) {
   EXPECT_EQ(memory.take_gone(), std::vector<int64_t>{1});
 }
 
-// As where memory can be mapped as a whole only.
+// As on devices whose memory can only be mapped as a whole.
 TEST(SharedMemory, BlockHasAnArenaOfItsOwnAndAnotherOfItsSizeReusesIt) {
   ArenaKind kind = memfd_arenas(true, Blocks::own_arenas);
   kind.least_bytes = kind.granularity;
@@ -139,7 +139,7 @@ TEST(SharedMemory, BlockHasAnArenaOfItsOwnAndAnotherOfItsSizeReusesIt) {
   EXPECT_EQ(memory.frees(), 1u);
 }
 
-// One of them could have kept what it mapped.
+// One of the processes could have kept its mapping.
 TEST(SharedMemory, ArenaIsNotUsedAgainWhereSeveralProcessesMapBlocks) {
   SharedMemory memory(for_sharing(memfd_arenas(true, Blocks::own_pages), Sharing::several_processes));
   std::byte* const a = memory.allocate(8, Access::write);

@@ -276,8 +276,7 @@ TEST(Diagnosis, AGoldOfSampledRowsIsEnough) {
   EXPECT_NE(comparison.diagnosis.find("the gold of the row after"), std::string::npos) << comparison.diagnosis;
 }
 
-// --- faults that are known
-// ---------------------------------------------------------------------------------------------
+// --- faults that are known -------------------------------------------------------------------------------------------
 
 /// The diagnosis of output 0 of a kernel with that fault, which sums in a different order than the emulation that it is
 /// compared with.

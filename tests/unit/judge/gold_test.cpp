@@ -87,8 +87,7 @@ TEST(Gold, TimesAreMeasured) {
   EXPECT_LE(times.compare_ms, times.wall_ms);
 }
 
-// --- cost of a case
-// ---------------------------------------------------------------------------------------------------
+// --- cost of a case --------------------------------------------------------------------------------------------------
 
 Cost cost(const Case& c) { return cost_of(c, make_inputs(c, 1)); }
 

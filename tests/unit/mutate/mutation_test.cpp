@@ -118,7 +118,7 @@ TEST_P(Mutation, TheNativeCandidatePassesTheSameCases) {
 
 // --- what a failure says first ---------------------------------------------------------------------------------------
 
-/// Words of which the first sentence of a spoiled result's failure has one; other faults are named.
+/// For faults of results, words of which the first sentence of the failure has one. It names faults that are not here.
 const std::map<std::string, std::vector<std::string>>& words_of_faults() {
   static const std::map<std::string, std::vector<std::string>> kWords{
       {"zeros", {"zeros"}},
@@ -170,7 +170,7 @@ Sayings sayings_of(const Case& c, unsigned threads) {
   return all;
 }
 
-// Of one case of each pass, for time; the patterns and the emulations are those of the others.
+// Takes one case of each pass, to save time: the others have the same patterns and emulations.
 TEST(MutationDiagnosis, TheFirstSentenceNamesFourFifthsOfTheFaultsAndNoneIsSurelyAnother) {
   std::vector<Case> cases;
   std::set<const Pass*> seen;

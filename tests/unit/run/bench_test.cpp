@@ -18,8 +18,7 @@
 namespace checkop::bench_test {
 namespace {
 
-// --- statistics
-// -------------------------------------------------------------------------------------------------------------
+// --- statistics ------------------------------------------------------------------------------------------------------
 
 TEST(Quantile, TakesThePlaceBetweenTwoSamples) {
   const std::vector<double> samples{40, 10, 30, 20};  // in any order
@@ -55,8 +54,7 @@ TEST(Distinct, MediansThatDifferByLessThanASpreadAreNot) {
   EXPECT_FALSE(is_distinct({NAN, 1, 1}, steady));
 }
 
-// --- protocol
-// -------------------------------------------------------------------------------------------------------------
+// --- protocol --------------------------------------------------------------------------------------------------------
 
 /// A CPU device that logs the order of its calls and whose clock is a counter.
 class LoggingDevice : public DelegatingDevice {
@@ -247,8 +245,7 @@ TEST(Bench, DeviceErrorIsTheResult) {
   EXPECT_TRUE(result.runs.empty());
 }
 
-// --- the wire and the worker
-// -------------------------------------------------------------------------------------------------------------
+// --- the wire and the worker -----------------------------------------------------------------------------------------
 
 TEST(Bench, PlanAndResultSurviveTheWayThereAndBack) {
   const BenchPlan plan{33, false, true, 0.1};
@@ -321,8 +318,7 @@ TEST(Bench, ExceptionOfACandidateIsItsFailure) {
   EXPECT_NE(result.runs[0].message.find("launch threw"), std::string::npos) << result.runs[0].message;
 }
 
-// --- the CPU device
-// -----------------------------------------------------------------------------------------------------
+// --- the CPU device --------------------------------------------------------------------------------------------------
 
 TEST(CpuDevice, TimesWhatItIsGiven) {
   const auto device = open_cpu_device();

@@ -64,8 +64,7 @@ int64_t lines_of(const std::string& path) {
   return lines;
 }
 
-// --- results
-// ------------------------------------------------------------------------------------------------------------
+// --- results ---------------------------------------------------------------------------------------------------------
 
 TEST(External, GivesTheOutputAndBitsOfACleanRun) {
   Worker worker = make_worker("honest");
@@ -145,8 +144,7 @@ TEST(External, FailureIsNoReasonToStartItAgain) {
   EXPECT_EQ(lines_of(starts), 1);
 }
 
-// --- failures
-// -----------------------------------------------------------------------------------------------------------
+// --- failures --------------------------------------------------------------------------------------------------------
 
 TEST(External, DeathIsACrashWithItsLastWords) {
   const RunResult result = run("exits");
@@ -212,8 +210,7 @@ TEST(External, OutputsThatAreNotTheWantedOnesAreAFailure) {
   expect_result("truncated", "failed", "its outputs can't be read");
 }
 
-// --- shared memory
-// ---------------------------------------------------------------------------------------------------------------
+// --- shared memory ---------------------------------------------------------------------------------------------------
 
 /// The one sentence of guard violations and changed inputs; "" if there is none.
 std::string memory_of(const std::string& mode) {
@@ -300,8 +297,7 @@ TEST(External, ThousandLaunchesLeaveNoDescriptorAndNoArenaBehind) {
   EXPECT_NE(last.find("2 arenas"), std::string::npos) << last;
 }
 
-// --- its first answer
-// ------------------------------------------------------------------------------------------------------------------
+// --- its first answer ------------------------------------------------------------------------------------------------
 
 TEST(External, CommandThatCannotServeIsAnInputError) {
   const auto error = [](const std::string& mode) { return error_of([&] { make_worker(mode); }); };
@@ -348,8 +344,7 @@ TEST(External, FolderIsGoneAfterwards) {
   EXPECT_TRUE(fs::is_empty(parent));
 }
 
-// --- the whole program
-// -----------------------------------------------------------------------------------------------------------------
+// --- the whole program -----------------------------------------------------------------------------------------------
 
 constexpr char kMatmul[] = "--op matmul --dtype fp32 --device cpu --batch 2 --seq 3 --k-dim 5 ";
 

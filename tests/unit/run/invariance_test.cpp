@@ -171,7 +171,7 @@ TEST(Contexts, WaveEdgesFollowTheMultiprocessors) {
   }
 }
 
-// --- the axes at work: ten candidates
+// --- the axes at work
 
 /// Runs a candidate of a test plugin in a fresh process on all axes.
 RunResult run_all_axes(const std::string& candidate, const Case& c, const std::string& plugin = "axis_faults") {

@@ -139,8 +139,7 @@ TEST(MapApart, MoreSizesThanAreKept) {
 
 TEST(MapApart, TooMuchIsNull) { EXPECT_EQ(map_apart(~size_t{0} - 5), nullptr); }
 
-// --- memory of a check
-// --------------------------------------------------------------------------------------------------
+// --- memory of a check -----------------------------------------------------------------------------------------------
 
 Case large_matmul(int64_t rows) {
   Case c = matmul_case(1, rows);
@@ -181,8 +180,7 @@ TEST(MemoryNeed, WhatDoesNotFitOnADeviceIsSaidWithBothFigures) {
   EXPECT_EQ(why_no_room(large_matmul(1000), device, 2, 0), "");
 }
 
-// --- through the whole program
-// -----------------------------------------------------------------------------------------
+// --- through the whole program ---------------------------------------------------------------------------------------
 
 /// One case that fits into 512 MiB and one that does not.
 constexpr const char* kSmallAndLarge =

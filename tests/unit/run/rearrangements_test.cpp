@@ -55,7 +55,7 @@ RunResult run(const std::string& candidate, const Case& c, const RunChecks& chec
   return worker.run(candidate, c, inputs, outputs, checks, std::chrono::seconds(60));
 }
 
-/// What changed bits, and what compared some, of the axes of rearrangements.
+/// The axes of rearrangements that found other bits, and those that compared any.
 struct Found {
   Names broken, compared;
 };
@@ -274,7 +274,7 @@ TEST(Rearrangements, SumsInFixedPartsAreNot) {
   EXPECT_EQ(found_in(run("splits_in_sequence", packed(), checks_on(AxisSet::all()))).broken, Names{});
 }
 
-// What the batch's mean is divided by then depends on the batch.
+// Without a denom the divisor of the mean depends on the batch.
 TEST(Rearrangements, MicroBatchesNeedADenom) {
   EXPECT_EQ(found_in(run("averages_twice", batched(/*with_denom=*/false), checks_on(AxisSet::all()))).compared,
             Names{});

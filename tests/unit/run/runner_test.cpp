@@ -64,8 +64,7 @@ TEST(Runner, MessageOfASuccessIsKept) {
   EXPECT_EQ(run("honest", "names_variant", matmul_case()).result.message, "plain loops");
 }
 
-// --- memory
-// ------------------------------------------------------------------------------------------------------------
+// --- memory ----------------------------------------------------------------------------------------------------------
 
 class RunnerMemory : public testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(EveryFloat, RunnerMemory, testing::Values(DType::f64, DType::f32, DType::f16, DType::bf16),
@@ -154,8 +153,7 @@ TEST(Poison, FloatPatternsAreNaNButForTheSecondLaunch) {
   }
 }
 
-// --- bits
-// --------------------------------------------------------------------------------------------------------------
+// --- bits ------------------------------------------------------------------------------------------------------------
 
 TEST(Runner, DifferenceBetweenTwoRunsIsFoundWithItsPlace) {
   const auto result = run("changing_bits", "differs_each_run", matmul_case(), {true, false, true}).result;
@@ -206,8 +204,7 @@ TEST(Runner, OutputsThatAreNotPerRowAreNotComparedRowByRow) {
   EXPECT_EQ(result.outputs[2].contexts[0].bits.compared, 0);  // dbias
 }
 
-// --- optional tensors
-// --------------------------------------------------------------------------------------------------
+// --- optional tensors ------------------------------------------------------------------------------------------------
 
 TEST(Runner, AbsentInputIsNullAndPresentOneIsNot) {
   const Ran without = run("honest", "tells_bias", linear_logp_case("forward", false));
@@ -228,8 +225,7 @@ TEST(Runner, OptionalGradientFollowsItsInput) {
   EXPECT_EQ(with.outputs[2].at(4), 1.0);
 }
 
-// --- failures
-// ----------------------------------------------------------------------------------------------------------
+// --- failures --------------------------------------------------------------------------------------------------------
 
 void expect_stopped(std::string_view plugin, std::string_view candidate, RunStatus status, const std::string& message) {
   const RunResult result = run(plugin, candidate, matmul_case()).result;
@@ -281,8 +277,7 @@ TEST(Runner, KernelForAnotherDeviceIsUnsupported) {
                  "runs on a CUDA device, not on 'cpu'; use --device cuda");
 }
 
-// --- devices
-// -----------------------------------------------------------------------------------------------------------
+// --- devices ---------------------------------------------------------------------------------------------------------
 
 /// A CPU device under another name, which fails like a GPU: late, in synchronize().
 class FailingDevice : public DelegatingDevice {

@@ -52,8 +52,7 @@ TEST(BenchBound, ATimeThatIsNoNumberIsTheJudges) {
   EXPECT_EQ(ms[0], 0.2);
 }
 
-// --- processes that lie
-// ------------------------------------------------------------------------------------------------------------
+// --- processes that lie ----------------------------------------------------------------------------------------------
 
 /// Memory of the processor that passes for that of a GPU.
 class FakeGpu : public DelegatingDevice {
@@ -63,8 +62,8 @@ class FakeGpu : public DelegatingDevice {
     info.kind = "cuda";
     return info;
   }
-  void flush_cache() override {}  // which takes the processor longer than the launches
-  /// Of these two not where the rate of a copy is measured.
+  void flush_cache() override {}  // on the processor this takes longer than the launches
+  /// fill() and copy() skip the large memory with which the rate of a copy is measured.
   void fill(std::byte* device, uint64_t pattern, size_t width, size_t bytes) override {
     if (bytes < kCopied) DelegatingDevice::fill(device, pattern, width, bytes);
   }

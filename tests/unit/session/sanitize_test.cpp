@@ -19,8 +19,7 @@ namespace {
 using nlohmann::json;
 namespace fs = std::filesystem;
 
-// --- the log
-// -----------------------------------------------------------------------------------------------------------
+// --- the log ---------------------------------------------------------------------------------------------------------
 
 TEST(SanitizerLog, FirstLineOfTheFirstFindingAndTheSumOfErrors) {
   const SanitizerLog log = read_sanitizer_log(
@@ -64,8 +63,7 @@ TEST(SanitizerLog, LinesOfTheProgramAreNotItsOwn) {
   EXPECT_TRUE(read_sanitizer_log("the plugin says: ========= ERROR SUMMARY: 0 errors\n").summary.empty());
 }
 
-// --- through the whole program
-// -----------------------------------------------------------------------------------------
+// --- through the whole program ---------------------------------------------------------------------------------------
 
 /// Sets an environment variable for its lifetime.
 class Setting {

@@ -143,8 +143,7 @@ TEST(Worker, MessageThatIsNoUtf8IsRepaired) {
   EXPECT_EQ(result.message, "bad \xef\xbf\xbd byte");
 }
 
-// --- death
-// -------------------------------------------------------------------------------------------------------------
+// --- death -----------------------------------------------------------------------------------------------------------
 
 TEST(Worker, SegmentationFaultIsACrashAndTheNextRunWorks) {
   expect_crash("segfaults", "killed by signal 11 (Segmentation fault)");
@@ -236,8 +235,7 @@ TEST(Worker, TextThatTheParentHasNotWrittenYetIsWrittenOnce) {
   EXPECT_EQ(testing::internal::GetCapturedStdout(), "half a line");
 }
 
-// --- invalid requests
-// ---------------------------------------------------------------------------------------------------
+// --- invalid requests ------------------------------------------------------------------------------------------------
 
 TEST(Worker, BadPluginIsTheSameInputErrorAsInThisProcess) {
   try {
@@ -257,7 +255,7 @@ TEST(Worker, PluginThatCrashesWhileItIsLoadedIsAnInputErrorWithTheSignal) {
   }
 }
 
-// Which would not see kernels that another process launches.
+// Such a tool would not see kernels that another process launches.
 TEST(Worker, LaunchesOnAGpuItselfUnderAToolOfNvidia) {
   const WorkerConfig cpu{{"a.so"}, "cpu"}, gpu{{"a.so"}, "cuda:0"};
   EXPECT_TRUE(has_plugin_host(cpu));
@@ -321,8 +319,7 @@ TEST(RankJob, ProcessesThatWereStartedDifferentlyAreRefused) {
       "files");
 }
 
-// --- the wire
-// ----------------------------------------------------------------------------------------------------------
+// --- the wire --------------------------------------------------------------------------------------------------------
 
 TEST(Wire, CaseSurvivesTheWayThereAndBack) {
   Case c = linear_logp_case("backward", true);
