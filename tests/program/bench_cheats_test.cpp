@@ -43,7 +43,7 @@ const std::vector<Cheat>& cheats() {
        "outputs are poisoned",
        {{{"accuracy", "nonfinite"}, "burst"}}},
       {"remembers_by_address",
-       "gives the last answer at the same address again",
+       "gives the first answer of an address again",
        "other data come to the same address, also amid launches back to back",
        {{{"accuracy"}, "burst"}, {{"determinism"}, "sustained"}}},
       {"finds_its_answer",

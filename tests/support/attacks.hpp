@@ -214,7 +214,7 @@ inline const std::vector<Attack>& gpu_bench_attacks() {
       {"graph_runs_first_only", {"failed"}, "launches in its first call only", "outputs are poisoned"},
       {"memo_by_pointer",
        {"failed"},
-       "gives the last answer at the same address again",
+       "gives the first answer of an address again",
        "other data come to the same address"},
       {"leaves_work_for_the_rival",
        {"failed"},
