@@ -23,8 +23,8 @@ namespace checkop::invariance_test {
 namespace {
 
 constexpr AxisPlan kAll{true};
-const auto kAxesOfProducts = static_cast<size_t>(std::ranges::count_if(
-    all_axes(), [](Axis axis) { return axis != Axis::ranks && !is_of_rearrangements(axis); }));
+const auto kAxesOfProducts = static_cast<size_t>(
+    std::ranges::count_if(all_axes(), [](Axis axis) { return axis != Axis::ranks && !is_of_rearrangements(axis); }));
 
 Case product_case(int64_t batch, int64_t seq, int64_t k = 64, int64_t n = 8, DType dtype = DType::f32) {
   return gold_case("matmul", "forward", dtype, {{"batch", batch}, {"seq", seq}, {"k_dim", k}, {"n_dim", n}});
