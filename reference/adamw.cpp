@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "gold_element.hpp"
+#include "left_out.hpp"
 #include "operator/operator.hpp"
 
 namespace checkop {
@@ -136,6 +137,7 @@ void validate(const CaseSizes& sizes) {
 
 /// Sizes of a training: a v that fits the gradient, elements that were never used, and squares that vanish in fp32.
 void refine(const FillArgs& args) {
+  constexpr double kRanksThatFound = 2;
   Tensor &m = *args.find("m"), &v = *args.find("v"), &grad = *args.find("grad");
   const bool draws = args.mode == InputMode::random;
   for (int64_t i = 0; i < v.count(); ++i) {
@@ -161,8 +163,15 @@ void refine(const FillArgs& args) {
     }
   }
   if (Tensor* scale = args.find("grad_scale")) scale->set(0, 0.125 + 0.25 * args.uniform("adamw/grad_scale", 0));
-  // Whether a step is skipped follows from the size, so that cases with both exist.
-  if (Tensor* found = args.find("found_inf")) found->set(0, static_cast<double>(v.count() % 2));
+  // Whether a step is skipped follows from the size, so that cases with both exist. Ranks that found infinities are
+  // counted, as a sum over ranks does; some gradients of the step are then no numbers.
+  if (Tensor* found = args.find("found_inf"); found != nullptr && v.count() % 2 == 1) {
+    found->set(0, kRanksThatFound);
+    for (int64_t i = 0; i < grad.count() && draws && args.ignored_every != 0; ++i)
+      plant_payload(args, grad, 1, i, payload_kind(args, static_cast<uint64_t>(i)));
+  } else if (found != nullptr) {
+    found->set(0, 0);
+  }
 }
 
 }  // namespace
@@ -176,6 +185,8 @@ constexpr Operator kAdamw{"adamw",
                           kAttrs,
                           kPasses,
                           validate,
-                          refine};
+                          refine,
+                          /*parallel_dim=*/"",
+                          /*left_out=*/"gradients of a skipped step"};
 
 }  // namespace checkop

@@ -184,7 +184,7 @@ void refine(const FillArgs& args) {
   if (args.mode == InputMode::constant) return;
   Tensor &o = *args.find("part_o"), &lse = *args.find("part_lse");
   const int64_t parts = lse.shape[1], heads = lse.shape[2], head_dim = o.shape[3];
-  constexpr std::array<double, 4> kGaps{0, 4, 300, 1}, kOffsets{0, 0, 100, 1e4};
+  constexpr std::array<double, 4> kGaps{0, 4, 600, 1}, kOffsets{0, 0, 100, 1e4};
   for (int64_t t = 0; t < lse.shape[0]; ++t) {
     for (int64_t part = 0; part < parts; ++part) {
       for (int64_t head = 0; head < heads; ++head) {

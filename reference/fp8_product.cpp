@@ -129,11 +129,14 @@ void check_product(const IdentityArgs& args, int output, int64_t first_row, cons
 void draw(const FillArgs& args, std::string_view codes_name, std::string_view scales_name, int64_t terms,
           bool of_rows) {
   constexpr double kCodes = 128;
+  constexpr int64_t kSmallRow = 3;
+  constexpr int kSubnormal = 14;  // 128 2^-14 is half the least normal number
   const bool draws = args.mode == InputMode::random;
   Tensor &codes = *args.find(codes_name), &scales = *args.find(scales_name);
   const int64_t columns = codes.shape.back(), blocks = scales.shape.back();
   for (int64_t i = 0; i < codes.count() && draws; ++i) {
-    const double x = kCodes * codes.at(i);
+    const bool is_small = of_rows && i / columns % 8 == kSmallRow;
+    const double x = std::ldexp(kCodes * codes.at(i), is_small ? -kSubnormal : 0);
     codes.set(i, i / columns % 2 == 1 ? std::abs(x) : x);
   }
   const double divisor = kCodes * std::sqrt(static_cast<double>(terms));
@@ -141,6 +144,7 @@ void draw(const FillArgs& args, std::string_view codes_name, std::string_view sc
     const int64_t row = i / blocks, block = i % blocks;
     double scale = 0.5;
     if (draws) scale = (0.5 + args.uniform(scales_name, static_cast<uint64_t>(i))) / divisor;
+    if (draws && of_rows && row % 8 == kSmallRow) scale = std::ldexp(scale, kSubnormal);
     if (draws && of_rows && row % 8 == 5 && block == 0) scale *= 1024;
     if (draws && of_rows && row % 8 == 6 && block == 1) scale = 0;
     scales.set(i, scale);

@@ -56,7 +56,7 @@ void check_product(const IdentityArgs& args, int output, int64_t first_row, cons
 
 /// Codes of the whole range, and scales with which numbers of x are of size 1, and sums of `terms` products, too. Every
 /// second row has no number below 0: where two of them meet, whatever is lost is lost to one side. With `of_rows` some
-/// rows have a block 2^10 times as large as the others, or one with a scale of 0.
+/// rows have a block 2^10 times as large as the others, one with a scale of 0, or codes of subnormal numbers.
 void draw(const FillArgs& args, std::string_view codes, std::string_view scales, int64_t terms, bool of_rows);
 
 }  // namespace checkop::fp8_product

@@ -95,8 +95,9 @@ void validate(const CaseSizes& sizes) {
   }
 }
 
-/// Of every four groups, one has only rewards of 0.95, and one has them except for the first reward. Sums of 0.95 are
-/// not exact, so the deviation of equal rewards is 0 only in a kernel that subtracts one of them first.
+/// Of every four groups, one has only rewards of 0.95, and one has them except for one reward, seldom the first or the
+/// last. Sums of 0.95 are not exact, so the deviation of equal rewards is 0 only in a kernel that subtracts one of them
+/// first.
 void refine(const FillArgs& args) {
   constexpr double kUsual = 0.95;
   Tensor& rewards = *args.find("rewards");
@@ -105,9 +106,11 @@ void refine(const FillArgs& args) {
   const std::vector<int64_t> bounds =
       read_groups(args.find("group_boundaries"), rewards.count(), args.attrs[kSamplesPerPrompt]);
   for (size_t group = 0; group + 1 < bounds.size(); ++group) {
+    const int64_t size = bounds[group + 1] - bounds[group];
+    const int64_t other = bounds[group] + (static_cast<int64_t>(group) / 4 + 1) % size;
     for (int64_t i = bounds[group]; i < bounds[group + 1]; ++i) {
       if (group % 4 == 1) rewards.set(i, kUsual);
-      if (group % 4 == 2) rewards.set(i, i == bounds[group] ? 0 : kUsual);
+      if (group % 4 == 2) rewards.set(i, i == other ? 0 : kUsual);
     }
   }
 }

@@ -213,8 +213,16 @@ void validate(const CaseSizes& sizes) {
   validate_temperature(temperature);
 }
 
-/// Rows that the mask leaves out hold payloads.
+/// In mode extreme, in every third row, the student gives one word a probability that fp32 can't hold, and the teacher
+/// does not. Rows that the mask leaves out hold payloads.
 void plant(const FillArgs& args) {
+  constexpr double kFar = 120;
+  Tensor& student = *args.find("student");
+  const int64_t vocab = student.shape.back();
+  for (int64_t row = 1; row * vocab < student.count() && args.mode == InputMode::extreme; row += 3) {
+    const int64_t at = row * vocab + row % vocab;
+    student.set(at, student.at(at) - kFar);
+  }
   plant_masked_rows(args, "mask", "student");
   plant_masked_rows(args, "mask", "teacher");
 }

@@ -370,9 +370,9 @@ void validate(const CaseSizes& sizes) {
 }
 
 /// Mode extreme, by row: all logits equal; every second expert at -inf, but the first topk; 1e4 added; for a sigmoid
-/// one NaN; two rows as they are.
+/// one NaN, and one logit whose exponential overflows; the others as they are.
 void plant_extremes(const FillArgs& args, int64_t token, int64_t topk, std::vector<double>& z) {
-  constexpr double kOffset = 1e4;
+  constexpr double kOffset = 1e4, kOverflows = 100;
   const bool sigmoid = static_cast<Score>(args.attrs[kOfScore]) == Score::sigmoid;
   for (size_t e = 0; e < z.size(); ++e) {
     if (token % 6 == 0) z[e] = z[0];
@@ -380,6 +380,7 @@ void plant_extremes(const FillArgs& args, int64_t token, int64_t topk, std::vect
     if (token % 6 == 2 && !sigmoid) z[e] += kOffset;
   }
   const auto nan_at = static_cast<size_t>(token) % z.size();
+  if (token % 6 == 4 && sigmoid) z[nan_at] = kOverflows;
   if (token % 6 == 3 && sigmoid && topk < std::ssize(z)) z[nan_at] = std::numeric_limits<double>::quiet_NaN();
 }
 

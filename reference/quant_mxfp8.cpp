@@ -75,6 +75,7 @@ void validate(const CaseSizes& sizes) {
 
 void refine(const FillArgs& args) {
   BlockData data{kBlock, /*is_e2m1=*/false, /*takes_infinity=*/true, /*stays_away=*/false};
+  data.has_least_scales = true;
   plant_blocks(args, *args.find("x"), data);
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kPlantedRows = 256;
 
-enum class BlockKind : uint8_t { drawn, zeros, ties, powers, tiny, other_ties, infinite, also_drawn, count };
+enum class BlockKind : uint8_t { drawn, zeros, ties, powers, tiny, other_ties, infinite, with_nan, count };
 
 double largest_code(const BlockData& data) { return data.is_e2m1 ? 6 : 448; }
 
@@ -80,6 +80,9 @@ class Planter {
       case BlockKind::infinite:
         if (data_.takes_infinity) infinite(place);
         return;
+      case BlockKind::with_nan:
+        if (!data_.is_e2m1 && !data_.stays_away) with_nan(place);
+        return;
       default:
         return;
     }
@@ -112,9 +115,10 @@ class Planter {
     });
   }
 
-  /// amax is below eps; of e2m1, the scale is 0 or subnormal.
+  /// amax is below eps; of e2m1, the scale is 0 or subnormal; where scales go so far, it is one of the least two.
   void tiny(const Place& place) const {
-    const int exponent = data_.is_e2m1 && choice(place.first, 2) == 0 ? -11 : -16;
+    int exponent = data_.is_e2m1 && choice(place.first, 2) == 0 ? -11 : -16;
+    if (data_.has_least_scales && x_.dtype != DType::f16) exponent = place.first % 2 == 0 ? -119 : -126;
     place.fill([&](int64_t i) { return std::ldexp(place.get(i), exponent); });
   }
 
@@ -122,6 +126,9 @@ class Planter {
     const double infinity = std::numeric_limits<double>::infinity();
     place.set(place.n / 2, choice(place.first, 2) == 0 ? -infinity : infinity);
   }
+
+  /// NaN has a code of its own, and is not what its block is scaled by.
+  void with_nan(const Place& place) const { place.set(place.n / 3, std::numeric_limits<double>::quiet_NaN()); }
 
   const FillArgs& args_;
   Tensor& x_;

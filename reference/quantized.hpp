@@ -31,10 +31,11 @@ struct BlockData {
   std::function<float(float x, float amax)> quotient = {};
   /// The number that is rounded to the scale, in e4m3; none where scales are not rounded.
   std::function<float(float amax)> scale = {};
-  int64_t rows = 1;  ///< rows of a block; the last one of a column may have fewer
+  int64_t rows = 1;               ///< rows of a block; the last one of a column may have fewer
+  bool has_least_scales = false;  ///< scales go down to the least power of two of fp32, and so do the data
 };
 /// In mode `random`, changes blocks of the first rows to what random numbers would hardly show: zeros, ties between
-/// codes, infinities, an amax that is a power of two or its neighbour, or that is tiny.
+/// codes, infinities, NaN where codes have it, an amax that is a power of two or its neighbour, or that is tiny.
 void plant_blocks(const FillArgs& args, Tensor& x, const BlockData& data);
 /// Where data.stays_away, makes numbers near the middle of two codes a little smaller.
 void move_from_middles(Tensor& x, const BlockData& data);

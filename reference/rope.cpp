@@ -99,7 +99,7 @@ void check_sizes(const CaseSizes& sizes) { validate_rope(sizes.attrs, sizes.dim(
 /// needs more than 16 bits. Positions per sequence are similar; each sequence begins at another position, and one
 /// position is 2^20.
 void plant_positions(const FillArgs& args) {
-  constexpr int64_t kFirst = 11, kPeriod = 16, kFar = 70000, kFarthest = 1 << 20;
+  constexpr int64_t kFirst = 11, kPeriod = 16, kFar = 70001, kFarthest = 1 << 20;
   Tensor& shared = *args.find("positions");
   for (int64_t i = 0; i < shared.count(); ++i) {
     const int64_t s = i % kPeriod, place = s == 3 ? 2 : s == 5 ? 6 : s == 6 ? 5 : s;

@@ -26,10 +26,14 @@ constexpr FaultSpec kScaleOnceInV{"scale_once_in_v", "in v the gradient's square
                                   "grad_scale"};
 constexpr FaultSpec kScaleDivides{"scale_divides", "gradients are divided by their scale", "accuracy", "",
                                   "grad_scale"};
-constexpr FaultSpec kFoundInfIgnored{"found_inf_ignored", "a step is taken though found_inf says not to", "accuracy",
+constexpr FaultSpec kFoundInfIgnored{"found_inf_ignored", "a step is taken though found_inf says not to", "nonfinite",
                                      "", "found_inf"};
-constexpr FaultSpec kMomentsOfSkipped{"moments_of_skipped", "a skipped step changes m and v", "accuracy", "",
+constexpr FaultSpec kMomentsOfSkipped{"moments_of_skipped", "a skipped step changes m and v", "nonfinite", "",
                                       "found_inf"};
+constexpr FaultSpec kFoundInfIsOne{"found_inf_is_one", "a step is skipped if found_inf is 1, not if it is more",
+                                   "nonfinite", "", "found_inf"};
+constexpr FaultSpec kSkippedMultiplied{"skipped_multiplied", "a skipped step adds what it changes, multiplied by 0",
+                                       "nonfinite", "", "found_inf"};
 constexpr FaultSpec kAlwaysSkipped{"always_skipped", "a step is skipped where found_inf is given, even if it is 0",
                                    "accuracy", "", "found_inf"};
 constexpr FaultSpec kMasterIn16Bit{"master_in_16_bit", "the step is taken from the parameters, not the master weights",
@@ -43,7 +47,7 @@ void forward(const EmulationArgs& args) {
   const auto attr = [&](size_t i) { return static_cast<float>(args.attrs[i]); };
   const float lr = attr(0), beta1 = attr(1), beta2 = attr(2), eps = attr(3), decay = attr(4);
   const float step = attr(5) - (a.has(kStepBefore.name) ? 1.0F : 0.0F);
-  const bool found = args.has(5) && args.floats(5)[0] != 0;
+  const bool found = args.has(5) && (a.has(kFoundInfIsOne.name) ? args.floats(5)[0] == 1 : args.floats(5)[0] != 0);
   const bool skips = args.has(5) && (a.has(kAlwaysSkipped.name) || (found && !a.has(kFoundInfIgnored.name)));
   float scale = args.has(4) && !a.has(kScaleLeftOut.name) ? args.floats(4)[0] : 1.0F;
   if (a.has(kScaleDivides.name)) scale = 1 / scale;
@@ -72,17 +76,19 @@ void forward(const EmulationArgs& args) {
                                                                                   : lr * decay;
     const float w = from * (1 - taken) - lr * ((a.has(kOldMoment.name) ? m[i] : of_m) / correction1 / divisor);
     const bool keeps_moments = skips && !a.has(kMomentsOfSkipped.name);
-    args.out(0)[i] = skips ? master[i] : w;
-    args.out(1)[i] = keeps_moments ? m[i] : of_m;
-    args.out(2)[i] = keeps_moments ? v[i] : of_v;
-    args.out(3)[i] = skips || a.has(kParamBeforeStep.name) ? master[i] : w;
+    const auto kept = [&](float old, float next) { return a.has(kSkippedMultiplied.name) ? old + 0 * next : old; };
+    args.out(0)[i] = skips ? kept(master[i], w) : w;
+    args.out(1)[i] = keeps_moments ? kept(m[i], of_m) : of_m;
+    args.out(2)[i] = keeps_moments ? kept(v[i], of_v) : of_v;
+    args.out(3)[i] = skips ? kept(master[i], w) : a.has(kParamBeforeStep.name) ? master[i] : w;
   }
 }
 
-constexpr std::array kFaults{kDecayInGradient,  kDecayLeftOut,  kDecayWithoutLr, kNoBiasCorrection, kStepBefore,
-                             kOneCorrection,    kEpsInRoot,     kEpsLeftOut,     kOldMoment,        kRootLeftOut,
-                             kSecondMomentOfM,  kScaleLeftOut,  kScaleOnceInV,   kScaleDivides,     kFoundInfIgnored,
-                             kMomentsOfSkipped, kAlwaysSkipped, kMasterIn16Bit,  kParamBeforeStep,  kMomentsIn16Bit};
+constexpr std::array kFaults{kDecayInGradient,  kDecayLeftOut,  kDecayWithoutLr,    kNoBiasCorrection, kStepBefore,
+                             kOneCorrection,    kEpsInRoot,     kEpsLeftOut,        kOldMoment,        kRootLeftOut,
+                             kSecondMomentOfM,  kScaleLeftOut,  kScaleOnceInV,      kScaleDivides,     kFoundInfIgnored,
+                             kMomentsOfSkipped, kFoundInfIsOne, kSkippedMultiplied, kAlwaysSkipped,    kMasterIn16Bit,
+                             kParamBeforeStep,  kMomentsIn16Bit};
 
 }  // namespace
 

@@ -19,6 +19,7 @@ constexpr FaultSpec kEpsInRoot{"eps_in_root", "eps is added to the variance"};
 constexpr FaultSpec kOnePass{"one_pass", "the variance is the mean of squares minus the square of the mean"};
 constexpr FaultSpec kNotCentred{"not_centred", "the mean is a plain sum over n, which is off for equal rewards"};
 constexpr FaultSpec kEqualDivided{"equal_divided", "what differs from equal others is divided by eps"};
+constexpr FaultSpec kEqualByEnds{"equal_by_ends", "rewards count as equal if the first one equals the last one"};
 constexpr FaultSpec kLeaveOneOutIgnored{"leave_one_out_ignored", "a reward counts in its own mean, or does not"};
 constexpr FaultSpec kOtherSingleton{"other_singleton", "a group of one gets its reward where it must get 0"};
 constexpr FaultSpec kNeighbourGroup{"neighbour_group", "rewards are taken by the statistics of the next group"};
@@ -71,7 +72,8 @@ void forward(const EmulationArgs& args) {
       float s = a.has(kEpsInRoot.name) ? std::sqrt(variance + eps) : std::sqrt(variance) + eps;
       if (a.has(kVarianceForDeviation.name)) s = variance + eps;
       const float away = a.has(kMeanNotSubtracted.name) ? x : (x - first) - mean;
-      to = !scale || (variance == 0 && !a.has(kEqualDivided.name)) ? away : away / s;
+      const bool equal = a.has(kEqualByEnds.name) ? set.front() == set.back() : variance == 0;
+      to = !scale || (equal && !a.has(kEqualDivided.name)) ? away : away / s;
     }
   }
 }
@@ -89,6 +91,7 @@ constexpr std::array kFaults{faults::kLastTileSkipped,
                              kOnePass,
                              kNotCentred,
                              kEqualDivided,
+                             kEqualByEnds,
                              kLeaveOneOutIgnored,
                              kOtherSingleton,
                              kNeighbourGroup,

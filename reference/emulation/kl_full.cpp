@@ -14,6 +14,8 @@ constexpr FaultSpec kMixtureSwapped{"mixture_swapped", "the weights in the mixtu
 constexpr FaultSpec kDividedByVocab{"divided_by_vocab", "the sum over the vocabulary is divided by its size"};
 constexpr FaultSpec kTimesSquare{"times_square", "the loss is multiplied by the square of the temperature"};
 constexpr FaultSpec kTeacherAtOne{"teacher_at_one", "the teacher's logits are not divided by the temperature"};
+constexpr FaultSpec kLogClamped{"log_clamped", "logarithms of probabilities are at least -100", "accuracy", "", "", "",
+                                "extreme"};
 constexpr FaultSpec kInLogps{"in_logps", "the gradient is that by log-probabilities, not by logits"};
 constexpr FaultSpec kMeanNotSubtracted{"mean_not_subtracted", "the gradient lacks the divergence"};
 
@@ -39,6 +41,8 @@ struct Row {
     s = log_softmax(a, student.z);
     const LogitTransform transform = a.has(kTeacherAtOne.name) ? LogitTransform{} : transform_of(args);
     t = log_softmax(a, TransformedRow(a, transform, of_teacher, n).z);
+    for (float& each : s)
+      if (a.has(kLogClamped.name)) each = std::max(each, -100.0F);
     if (a.has(kReversed.name)) std::swap(s, t);
     if (a.has(kBetaClamped.name)) beta = std::clamp(beta, 1e-6F, 1 - 1e-6F);
   }
@@ -131,12 +135,13 @@ constexpr std::array kShared{faults::kLastTileSkipped,
                              kTemperatureLeftOut,
                              kTemperatureTwice,
                              kTemperatureMultiplied};
+constexpr auto kForwardFaults = joined(kShared, std::array{kLogClamped});
 constexpr auto kBackwardFaults = joined(kShared, std::array{kSlopeOfTemperature, kInLogps, kMeanNotSubtracted});
 
 }  // namespace
 
 extern const Emulation kKlFullForward, kKlFullBackward;
-const Emulation kKlFullForward{forward, kShared};
+const Emulation kKlFullForward{forward, kForwardFaults};
 const Emulation kKlFullBackward{backward, kBackwardFaults};
 
 }  // namespace checkop

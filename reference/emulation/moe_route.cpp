@@ -23,10 +23,13 @@ constexpr FaultSpec kLastOfEqual{"last_of_equal", "of equal scores, the highest 
 constexpr FaultSpec kSortedByIndex{"sorted_by_index", "ids are in the order of experts, not of scores"};
 constexpr FaultSpec kSmallestFirst{"smallest_first", "ids are right, but the smallest score comes first"};
 constexpr FaultSpec kNanFirst{"nan_first", "NaN ranks above every number", "accuracy", "", "", "", "extreme"};
+constexpr FaultSpec kSigmoidOverflows{
+    "sigmoid_overflows", "a sigmoid is exp(x)/(1 + exp(x)), NaN for large x", "accuracy", "", "", "", "extreme"};
 constexpr FaultSpec kIdsOf8Bits{"ids_of_8_bits", "ids are stored in 8 bits"};
 constexpr FaultSpec kOtherScore{"other_score", "a sigmoid is taken for the softmax, the softmax for others"};
 constexpr FaultSpec kBf16Scores{"bf16_scores", "scores are rounded to bf16"};
 constexpr FaultSpec kRenormLeftOut{"renorm_left_out", "weights are not divided by their sum"};
+constexpr FaultSpec kNormEpsLeftOut{"norm_eps_left_out", "norm_eps is not added to the sum of the weights"};
 constexpr FaultSpec kSumOfAll{"sum_of_all", "weights are divided by the sum of all experts' scores"};
 constexpr FaultSpec kScaleLeftOut{"scale_left_out", "route_scale is not applied"};
 constexpr FaultSpec kScaleInSum{"scale_in_sum",
@@ -53,14 +56,17 @@ struct Settings {
         groups_kept(static_cast<int64_t>(args.attrs[2])),
         group_top(args.arithmetic.has(kGroupByLargest.name) ? 1 : static_cast<int64_t>(args.attrs[3])),
         renorm(args.attrs[4] != 0 && score != Score::logit && !args.arithmetic.has(kRenormLeftOut.name)),
-        norm_eps(static_cast<float>(args.attrs[5])),
+        norm_eps(args.arithmetic.has(kNormEpsLeftOut.name) ? 0 : static_cast<float>(args.attrs[5])),
         scale(args.arithmetic.has(kScaleLeftOut.name) ? 1 : static_cast<float>(args.attrs[6])) {
     if (args.arithmetic.has(kGroupsIgnored.name)) groups_kept = groups;
     if (args.arithmetic.has(kOtherScore.name)) score = score == Score::softmax ? Score::sigmoid : Score::softmax;
   }
 };
 
-float sigmoid(const Arithmetic& a, float x) { return 1 / (1 + a.exponential(-x)); }
+float sigmoid(const Arithmetic& a, float x) {
+  const float e = a.exponential(a.has(kSigmoidOverflows.name) ? x : -x);
+  return (a.has(kSigmoidOverflows.name) ? e : 1) / (1 + e);
+}
 
 std::vector<float> softmax(const Arithmetic& a, const std::vector<float>& z) {
   const SoftmaxRow row = softmax_row(a, z.data(), std::ssize(z));
@@ -215,10 +221,12 @@ constexpr std::array kForwardFaults{faults::kLastTileSkipped,
                                     kSortedByIndex,
                                     kSmallestFirst,
                                     kNanFirst,
+                                    kSigmoidOverflows,
                                     kIdsOf8Bits,
                                     kOtherScore,
                                     kBf16Scores,
                                     kRenormLeftOut,
+                                    kNormEpsLeftOut,
                                     kSumOfAll,
                                     kScaleLeftOut,
                                     kScaleInSum,
@@ -235,6 +243,7 @@ constexpr std::array kBackwardFaults{faults::kLastTileSkipped,
                                      kOtherScore,
                                      kBf16Scores,
                                      kRenormLeftOut,
+                                     kNormEpsLeftOut,
                                      kSumOfAll,
                                      kScaleLeftOut,
                                      kNormTermDropped,

@@ -21,6 +21,12 @@ inline constexpr FaultSpec kClipBothSides{"clip_both_sides", "the ratio is clipp
 inline constexpr FaultSpec kBranchSwapped{"branch_swapped", "the smaller of the two losses is taken"};
 inline constexpr FaultSpec kDualClipIgnored{"dual_clip_ignored", "negative advantages have no largest loss"};
 inline constexpr FaultSpec kDualClipOfAll{"dual_clip_of_all", "positive advantages have a largest loss, too"};
+inline constexpr FaultSpec kDualClipGradient{"dual_clip_gradient",
+                                             "the largest loss of a negative advantage has a slope"};
+inline constexpr FaultSpec kDeltaOfNegative{"delta_of_negative", "delta limits the ratio of negative advantages alone"};
+inline constexpr FaultSpec kClampsAbove{"clamps_above",
+                                        "ratio_clamp and the clamps of the KL estimate hold from above alone"};
+inline constexpr FaultSpec kHeldRatioSlope{"held_ratio_slope", "a ratio that ratio_clamp holds has a gradient"};
 inline constexpr FaultSpec kDeltaIgnored{"delta_ignored", "the ratio has no upper limit"};
 inline constexpr FaultSpec kAdvantageSign{"advantage_sign", "the loss has the wrong sign"};
 inline constexpr FaultSpec kSequenceSum{"sequence_sum",
@@ -31,6 +37,10 @@ inline constexpr FaultSpec kMismatchLeftOut{"weight_left_out", "the mismatch of 
                                             "", "rollout_logps"};
 inline constexpr FaultSpec kWeightNotTruncated{"weight_not_truncated", "the weight of the mismatch has no limits",
                                                "accuracy", "", "rollout_logps"};
+inline constexpr FaultSpec kWeightNotRaised{"weight_not_raised", "the weight of the mismatch has no lower limit",
+                                            "accuracy", "", "rollout_logps"};
+inline constexpr FaultSpec kWeightUnasked{"weight_unasked", "the mismatch has a weight though is_mode is 0", "accuracy",
+                                          "", "rollout_logps"};
 inline constexpr FaultSpec kWeightInverted{"weight_inverted", "the weight is that of the rollout to the old policy",
                                            "accuracy", "", "rollout_logps"};
 inline constexpr FaultSpec kKlLeftOut{"kl_left_out", "the KL estimate is not added", "accuracy", "", "ref_logps"};
@@ -59,13 +69,15 @@ inline constexpr std::array kPolicyFaults{
     kDualClipIgnored,   kDualClipOfAll,   kDeltaIgnored,          kAdvantageSign,  kSequenceSum,
     kMeanOverPadding,   kMismatchLeftOut, kWeightNotTruncated,    kWeightInverted, kKlLeftOut,
     kLossKlReversed,    kKlNext,          kEntropyAdded,          kEntropyLeftOut, kDenomIgnored,
-    kOtherMean,         kMaskedCounted,   kMaskedTokenMultiplied, kTokenLost,      kTokenAdvantage};
+    kOtherMean,         kMaskedCounted,   kMaskedTokenMultiplied, kTokenLost,      kTokenAdvantage,
+    kDeltaOfNegative,   kClampsAbove,     kWeightNotRaised,       kWeightUnasked};
 inline constexpr std::array kPolicyGradientFaults{
-    kRatioLeftOut,   kLossRatioInverted, kClipIgnored,     kClipSymmetric,      kClipBothSides,
-    kBranchSwapped,  kDualClipIgnored,   kDualClipOfAll,   kDeltaIgnored,       kAdvantageSign,
-    kSequenceSum,    kMeanOverPadding,   kMismatchLeftOut, kWeightNotTruncated, kWeightInverted,
-    kKlLeftOut,      kLossKlReversed,    kKlNext,          kKlOfNaiveGradient,  kEntropyAdded,
-    kEntropyLeftOut, kDenomIgnored,      kOtherMean,       kMaskedCounted,      kMaskedTokenMultiplied};
+    kRatioLeftOut,          kLossRatioInverted,  kClipIgnored,     kClipSymmetric, kClipBothSides,  kBranchSwapped,
+    kDualClipIgnored,       kDualClipOfAll,      kDeltaIgnored,    kAdvantageSign, kSequenceSum,    kMeanOverPadding,
+    kMismatchLeftOut,       kWeightNotTruncated, kWeightInverted,  kKlLeftOut,     kLossKlReversed, kKlNext,
+    kKlOfNaiveGradient,     kEntropyAdded,       kEntropyLeftOut,  kDenomIgnored,  kOtherMean,      kMaskedCounted,
+    kMaskedTokenMultiplied, kDualClipGradient,   kDeltaOfNegative, kClampsAbove,   kHeldRatioSlope, kWeightNotRaised,
+    kWeightUnasked};
 
 struct LossToken {
   float loss = 0, slope = 0, kl = 0, kl_slope = 0;
@@ -161,7 +173,7 @@ class PolicyTokens {
     float log_ratio = in_.logps[t] - in_.old_logps[t];
     if (choice(kRatioLevel) == 1) log_ratio = log_ratio_[row] / (a_.has(kSequenceSum.name) ? 1 : n_[row]);
     if (a_.has(kLossRatioInverted.name)) log_ratio = -log_ratio;
-    float slope = held(log_ratio, attr(kRatioClamp)) ? 0 : 1;
+    float slope = held(log_ratio, attr(kRatioClamp)) && !a_.has(kHeldRatioSlope.name) ? 0 : 1;
     float ratio = a_.exponential(log_ratio);
     // Batches of other sizes have the same tokens first: others of them are rounded there.
     if (is_rare_token(a_, kTokenRounded, i + 131 * in_.seq)) ratio = Arithmetic::to_bf16(ratio);
@@ -183,8 +195,8 @@ class PolicyTokens {
   }
 
   /// Holds x within +-limit; tells whether it was beyond.
-  static bool held(float& x, float limit) {
-    if (limit == 0 || std::abs(x) <= limit) return false;
+  bool held(float& x, float limit) const {
+    if (limit == 0 || std::abs(x) <= limit || (x < 0 && a_.has(kClampsAbove.name))) return false;
     x = std::clamp(x, -limit, limit);
     return true;
   }
@@ -200,7 +212,7 @@ class PolicyTokens {
       return;
     }
     const float delta = a_.has(kDeltaIgnored.name) ? 0 : attr(kDelta);
-    const bool limited = delta > 0 && ratio > delta;
+    const bool limited = delta > 0 && ratio > delta && !(a > 0 && a_.has(kDeltaOfNegative.name));
     const float plain = -a * (limited ? delta : ratio), other = -a * inside;
     token.clipped = a_.has(kBranchSwapped.name) ? other < plain : other > plain;
     if (a_.has(kClipBothSides.name)) token.clipped = inside != ratio;
@@ -208,13 +220,17 @@ class PolicyTokens {
     token.slope = token.clipped || limited ? 0 : -a * slope;
     const float most = -a * attr(kDualClip);
     const bool caps = (a < 0 || a_.has(kDualClipOfAll.name)) && !a_.has(kDualClipIgnored.name) && attr(kDualClip) > 0;
-    if (caps && token.loss > most) token.loss = most, token.slope = 0;
+    if (!caps || token.loss <= most) return;
+    token.loss = most;
+    if (!a_.has(kDualClipGradient.name)) token.slope = 0;
   }
 
   void weigh(size_t t, size_t row, LossToken& token) const {
-    const int mode = a_.has(kMismatchLeftOut.name) ? 0 : choice(kIsMode);
+    const bool unasked = choice(kIsMode) == 0 && a_.has(kWeightUnasked.name);
+    const int mode = a_.has(kMismatchLeftOut.name) ? 0 : unasked ? 1 : choice(kIsMode);
     if (mode == 0) return;
-    const float sign = a_.has(kWeightInverted.name) ? -1 : 1, low = attr(kIsLow), high = attr(kIsHigh);
+    const float sign = a_.has(kWeightInverted.name) ? -1 : 1, low = a_.has(kWeightNotRaised.name) ? 0 : attr(kIsLow),
+                high = attr(kIsHigh);
     const float own = a_.exponential(sign * (in_.old_logps[t] - in_.rollout_logps[t]));
     const float of_sequence = a_.exponential(sign * mismatch_[row] / (mode == 4 ? n_[row] : 1));
     float weight = mode == 2 ? of_sequence : own;

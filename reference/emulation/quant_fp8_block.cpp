@@ -159,7 +159,11 @@ struct Squares {
     if (a.has(kAmaxOfFirstRows.name)) end = std::min(end, begin + 64);
     float largest = 0;
     for (int64_t r = begin; r < end; ++r)
-      for (int64_t b = first; b < last; ++b) largest = std::max(largest, rows.amax_of(r, rows.begin(b), rows.end(b)));
+      for (int64_t b = first; b < last; ++b) {
+        const float own = rows.amax_of(r, rows.begin(b), rows.end(b));
+        if (std::isnan(own)) return own;
+        largest = std::max(largest, own);
+      }
     return largest;
   }
 
@@ -197,10 +201,10 @@ void forward_2d(const EmulationArgs& args) {
   });
 }
 
-constexpr std::array kScaleFaults{kReciprocalStored, kSubnormalCodesFlushed, kPowerOfLogarithm, kPowerOfFrexp,
-                                  kPowerToNearest,   kPowerOtherWay,         kPowerLeftOut,     kEpsLeftOut,
-                                  kEpsAdded,         kScaledTo240,           kDivided,          kRoughReciprocal,
-                                  kInfiniteScaleKept};
+constexpr std::array kScaleFaults{kReciprocalStored, kNanSaturated,    kAmaxIsNan,        kSubnormalCodesFlushed,
+                                  kPowerOfLogarithm, kPowerOfFrexp,    kPowerToNearest,   kPowerOtherWay,
+                                  kPowerLeftOut,     kEpsLeftOut,      kEpsAdded,         kScaledTo240,
+                                  kDivided,          kRoughReciprocal, kInfiniteScaleKept};
 constexpr std::array kFaults =
     joined(joined(kBlockFaults, kScaleFaults),
            std::array{kTransposedOfRows, kTransposedOfCodes, kTransposedBySequence, kCodesNotTransposed});

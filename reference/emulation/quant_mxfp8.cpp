@@ -23,6 +23,8 @@ constexpr FaultSpec kScaleOfZerosIs1{"scale_of_zeros_is_1", "a block of zeros ha
 constexpr FaultSpec kScaleOfInfinityIsNaN{"scale_of_infinity_is_nan", "an infinite amax has the scale NaN",
                                           "nonfinite"};
 constexpr FaultSpec kOverflowIsNaN{"overflow_is_nan", "a quotient beyond 448 becomes NaN, not 448", "nonfinite"};
+constexpr FaultSpec kLeastScaleFlushed{"least_scale_flushed", "amax/448 below the normal numbers of fp32 counts as 0",
+                                       "accuracy", "fp32 bf16"};
 constexpr FaultSpec kMultipliedByScale{"multiplied_by_scale", "x is multiplied by the scale"};
 constexpr FaultSpec kBlocksOf16{"blocks_of_16", "amax is that of 16 columns, the first half of a block"};
 
@@ -31,7 +33,7 @@ int exponent_of(const Arithmetic& a, float amax, bool rounds_up) {
   if (a.has(kScaleOfZerosIs1.name) && amax == 0) return 0;
   float scaled = !rounds_up ? amax : amax * (1.0F / (a.has(kDividedByLargest.name) ? 240.0F : 448.0F));
   if (a.has(kPowerOfBf16.name)) scaled = Arithmetic::to_bf16(scaled);
-  if (scaled == 0) return -127;
+  if (scaled == 0 || (a.has(kLeastScaleFlushed.name) && rounds_up && scaled < 0x1p-126F)) return -127;
   int exponent = 0;
   const float fraction = std::frexp(scaled, &exponent);  // from 0.5 to below 1
   const int below = exponent - 1, above = fraction == 0.5F ? below : exponent;
@@ -71,10 +73,11 @@ void forward(const EmulationArgs& args) {
   });
 }
 
-constexpr std::array kFaults = joined(
-    kBlockFaults, std::array{kReciprocalStored, kSubnormalCodesFlushed, kPowerOfFrexp, kPowerToNearest, kPowerOtherWay,
-                             kPowerOfBf16, kDividedBy512, kDividedByLargest, kBiasOf128, kScaleOfZerosIs1,
-                             kScaleOfInfinityIsNaN, kOverflowIsNaN, kMultipliedByScale, kBlocksOf16});
+constexpr std::array kFaults =
+    joined(kBlockFaults, std::array{kReciprocalStored, kNanSaturated, kAmaxIsNan, kSubnormalCodesFlushed, kPowerOfFrexp,
+                                    kPowerToNearest, kPowerOtherWay, kPowerOfBf16, kDividedBy512, kDividedByLargest,
+                                    kBiasOf128, kScaleOfZerosIs1, kScaleOfInfinityIsNaN, kLeastScaleFlushed,
+                                    kOverflowIsNaN, kMultipliedByScale, kBlocksOf16});
 
 }  // namespace
 

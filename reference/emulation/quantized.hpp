@@ -27,6 +27,8 @@ inline constexpr FaultSpec kQuotientIn16Bit{"quotient_in_16_bit",
 inline constexpr FaultSpec kCodesTruncated{"codes_truncated", "codes are rounded toward zero"};
 inline constexpr FaultSpec kTiesAwayFromZero{"ties_away_from_zero", "a tie between two codes goes to the larger one"};
 inline constexpr FaultSpec kTiesTowardZero{"ties_toward_zero", "a tie between two codes goes to the smaller one"};
+inline constexpr FaultSpec kNanSaturated{"nan_saturated", "NaN becomes the largest code"};
+inline constexpr FaultSpec kAmaxIsNan{"amax_is_nan", "the amax of a block with NaN is NaN", "nonfinite"};
 inline constexpr FaultSpec kSubnormalCodesFlushed{"subnormal_codes_flushed", "codes below the normal numbers become 0"};
 
 /// Faults of every quantisation.
@@ -73,6 +75,7 @@ struct Blocks {
     for (int64_t i = first; i < last; ++i) {
       const float value = x.row(row)[i], size = a.has(kAmaxWithoutSign.name) ? value : std::abs(value);
       if (size > largest) largest = size;
+      if (std::isnan(size) && a.has(kAmaxIsNan.name)) return size;
     }
     return largest;
   }
@@ -101,6 +104,7 @@ inline float rounded_between(const Arithmetic& a, float q, float lower, float up
 inline float e4m3(const Arithmetic& a, float q) {
   constexpr DType kCode = DType::e4m3;
   const float largest = 448, nearest = stored_as(kCode, std::abs(q));
+  if (std::isnan(q) && a.has(kNanSaturated.name)) return largest;
   if (!(std::abs(q) < largest)) return q;
   const auto step_below = static_cast<float>(2 * half_ulp(kCode, std::nextafter(nearest, 0.0F)));
   const auto step_above = static_cast<float>(2 * half_ulp(kCode, nearest));

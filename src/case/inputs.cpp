@@ -87,10 +87,11 @@ void fill_mask(const Case& c, const Stream& stream, Tensor& mask) {
   for (int64_t i = 0; i < mask.count(); ++i) {
     const auto kind = static_cast<MaskKind>(i / last % static_cast<int64_t>(MaskKind::count));
     const double drawn = stream.uniform(static_cast<uint64_t>(i));
+    const double of_kept = i % 2 == 0 ? 1 : 2;  // both mean that it stays
     double keeps = drawn < 0.25 && i > 0 ? 0 : drawn < 0.3 ? 2 : 1;
-    if (kind == MaskKind::left_padding) keeps = i % last < last * 3 / 4 ? 0 : 1;
+    if (kind == MaskKind::left_padding) keeps = i % last < last * 3 / 4 ? 0 : of_kept;
     if (kind == MaskKind::all_padding) keeps = 0;
-    if (kind == MaskKind::right_padding) keeps = i % last < (last + 3) / 4 ? 1 : 0;
+    if (kind == MaskKind::right_padding) keeps = i % last < (last + 3) / 4 ? of_kept : 0;
     if (c.input_mode == InputMode::constant || c.ignored_every == 0) keeps = 1;
     mask.set(i, c.ignored_every == 1 ? 0 : keeps);
   }
