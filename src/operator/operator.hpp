@@ -218,13 +218,13 @@ struct FillArgs {
   Tensor* find(std::string_view name) const;  ///< nullptr when absent
 };
 
-/// Other inputs of a case, with which rows of the outputs must have the bits that they have in the case. Rows count
-/// along an output's first dimension.
+/// Other inputs of a case, with which rows of the outputs must have the bits that they have in the case.
 struct Rearranged {
   std::map<std::string, int64_t, std::less<>> dims = {};  ///< the extents that differ
   std::vector<Tensor> inputs = {};  ///< in the order of the pass; one without a name is that of the case
-  /// By first dimension of outputs: for every row its row of the case, or -1 where it has none. Without it: the same
-  /// rows.
+  /// By leading dimensions of outputs, "tokens_q" or "experts capacity", along which rows count: for every row its row
+  /// of the case, or -1 where it has none. The most leading dimensions decide. Without any: the same rows along the
+  /// first dimension.
   std::map<std::string, std::vector<int64_t>, std::less<>> rows = {};
 };
 
