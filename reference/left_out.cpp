@@ -43,13 +43,21 @@ double bytes_left_out(const Tensor& per_row, const std::vector<char>& used) {
   return static_cast<double>(per_row.bytes.size()) * idle / static_cast<double>(used.size());
 }
 
-void emit_rest(const GoldArgs& args, int index, int64_t end, double value) {
+void emit_unused(const GoldArgs& args, int index, const std::vector<char>& used, double value) {
   const Shape& shape = args.output_shapes[static_cast<size_t>(index)];
-  const int64_t columns = std::accumulate(shape.begin() + 1, shape.end(), int64_t{1}, std::multiplies());
+  const int64_t elements = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies());
+  const int64_t rows = std::ssize(used), columns = elements / std::max<int64_t>(1, rows);
   const std::vector<double> zeros(static_cast<size_t>(columns)), values(zeros.size(), value);
-  args.for_rows(index, shape[0], [&](int64_t row) {
-    if (row >= end) args.sink({index, row, 1, columns, values.data(), zeros.data(), zeros.data()});
+  args.for_rows(index, rows, [&](int64_t row) {
+    if (used[static_cast<size_t>(row)] == 0)
+      args.sink({index, row, 1, columns, values.data(), zeros.data(), zeros.data()});
   });
+}
+
+void emit_rest(const GoldArgs& args, int index, int64_t end, double value) {
+  std::vector<char> used(static_cast<size_t>(args.output_shapes[static_cast<size_t>(index)][0]));
+  std::fill_n(used.begin(), end, 1);
+  emit_unused(args, index, used, value);
 }
 
 void plant_payload(const FillArgs& args, Tensor& tensor, int64_t columns, int64_t row, uint64_t kind, double largest) {

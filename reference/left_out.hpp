@@ -32,6 +32,9 @@ std::vector<char> rows_to_use(const Tensor& ids, std::span<const double> attrs);
 /// Bytes of the rows of `per_row` with used[row] == 0: no output depends on them.
 double bytes_left_out(const Tensor& per_row, const std::vector<char>& used);
 
+/// Emits `value` in the rows of output `index` with used[row] == 0.
+void emit_unused(const GoldArgs& args, int index, const std::vector<char>& used, double value = 0);
+
 /// Emits `value` in the rows of output `index` from row `end` on, whose inputs belong to no sequence or no expert. A
 /// row is an element of the first dimension.
 void emit_rest(const GoldArgs& args, int index, int64_t end, double value = 0);

@@ -38,6 +38,7 @@ extern const Operator kMoePermute;           // moe_permute.cpp
 extern const Operator kMoeCombine;           // moe_combine.cpp
 extern const Operator kMoeRoute;             // moe_route.cpp
 extern const Operator kGroupedGemm;          // grouped_gemm.cpp
+extern const Operator kMaskedGroupedGemm;    // masked_grouped_gemm.cpp
 extern const Operator kGae;                  // gae.cpp
 extern const Operator kAdamw;                // adamw.cpp
 extern const Operator kAllReduce;            // all_reduce.cpp
@@ -84,6 +85,7 @@ std::span<const Operator* const> operators() {
                                      &kMoeCombine,
                                      &kMoeRoute,
                                      &kGroupedGemm,
+                                     &kMaskedGroupedGemm,
                                      &kGae,
                                      &kAdamw,
                                      &kWhiten,

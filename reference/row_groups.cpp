@@ -9,16 +9,37 @@
 #include "base/error.hpp"
 #include "left_out.hpp"
 #include "moe.hpp"
+#include "rearranged.hpp"
 
 namespace checkop {
 
-RowGroups::RowGroups(int64_t rows_, const Tensor& given) : rows(rows_), offsets(static_cast<size_t>(given.count())) {
-  decode_int(given.dtype, given.bytes.data(), offsets.data(), offsets.size());
+RowGroups::RowGroups(int64_t rows_, const Tensor& offsets) : rows(rows_) {
+  const std::vector<int64_t> bounds = integers_of(offsets);
+  begins.assign(bounds.begin(), bounds.end() - 1);
+  ends.assign(bounds.begin() + 1, bounds.end());
+}
+
+RowGroups RowGroups::of(const Tensor& per_row, const Tensor& given) {
+  if (per_row.shape.size() == 2) return {per_row.shape.front(), given};
+  RowGroups groups;
+  groups.capacity = per_row.shape[1];
+  for (const int64_t count : integers_of(given)) {
+    groups.begins.push_back(groups.rows);
+    groups.ends.push_back(groups.rows + count);
+    groups.rows += groups.capacity;
+  }
+  return groups;
+}
+
+int64_t RowGroups::used() const {
+  int64_t sum = 0;
+  for (int64_t e = 0; e < experts(); ++e) sum += count(e);
+  return sum;
 }
 
 std::vector<char> RowGroups::used_rows() const {
   std::vector<char> used(static_cast<size_t>(rows));
-  std::fill_n(used.begin(), end(), 1);
+  for (int64_t e = 0; e < experts(); ++e) std::fill_n(used.begin() + first(e), count(e), 1);
   return used;
 }
 
@@ -29,19 +50,26 @@ std::vector<char> RowGroups::used_experts() const {
 }
 
 void RowGroups::require_order(int64_t align) const {
-  const auto refuse = [&](size_t i, int64_t value, const std::string& rule) {
+  for (int64_t e = 0; capacity != kSuccessive && e < experts(); ++e) {
+    if (count(e) >= 0 && count(e) <= capacity) continue;
+    throw InputError("input 'counts'", fmt::format("element {} is {}, outside [0, {}]", e, count(e), capacity),
+                     "give as many rows as an expert has room for, or fewer");
+  }
+  if (capacity != kSuccessive) return;
+  const auto refuse = [&](int64_t i, int64_t value, const std::string& rule) {
     throw InputError("input 'offsets'", fmt::format("element {} is {}, {}", i, value, rule),
                      align == 1 ? "give offsets that start with 0, do not decrease, and end within the rows"
                                 : fmt::format("give multiples of {} that start with 0, do not decrease, and end within "
                                               "the rows",
                                               align));
   };
-  if (offsets.front() != 0) refuse(0, offsets.front(), "not 0");
-  for (size_t i = 1; i < offsets.size(); ++i) {
-    if (offsets[i] < offsets[i - 1]) refuse(i, offsets[i], "below the one before it");
-    if (offsets[i] % align != 0) refuse(i, offsets[i], fmt::format("not a multiple of {}", align));
+  for (int64_t e = 0; e < experts(); ++e) {
+    const int64_t end_of = first(e) + count(e);
+    if (e == 0 && first(e) != 0) refuse(0, first(e), "not 0");
+    if (count(e) < 0) refuse(e + 1, end_of, "below the one before it");
+    if (end_of % align != 0) refuse(e + 1, end_of, fmt::format("not a multiple of {}", align));
   }
-  if (end() > rows) refuse(offsets.size() - 1, end(), fmt::format("beyond the {} rows", rows));
+  if (end() > rows) refuse(experts(), end(), fmt::format("beyond the {} rows", rows));
 }
 
 std::vector<int64_t> rows_within(const RowSet& rows, int64_t first, int64_t count) {
@@ -65,6 +93,24 @@ RowGroups draw_row_groups(const FillArgs& args, std::initializer_list<std::strin
   for (const std::string_view name : of_rows)
     if (Tensor* const tensor = args.find(name); tensor != nullptr) plant_unused_rows(args, *tensor, groups.used_rows());
   return groups;
+}
+
+void draw_row_counts(const FillArgs& args, std::initializer_list<std::string_view> of_rows) {
+  const int64_t experts = args.dim("experts"), capacity = args.dim("capacity");
+  std::vector<int64_t> counts;
+  for (int64_t e = 0; e < experts; ++e) {
+    const double share = args.uniform("rows of experts", static_cast<uint64_t>(e));
+    int64_t count = static_cast<int64_t>(share * static_cast<double>(capacity + 1));
+    if (e == experts / 2) count = capacity;
+    if (e % 4 == 3) count = 0;
+    if (args.mode == InputMode::constant) count = e == 0 ? capacity : 0;
+    counts.push_back(args.ignored_every == 0 ? capacity : count);
+  }
+  Tensor& given = *args.find("counts");
+  store_integers(counts, given);
+  for (const std::string_view name : of_rows)
+    if (Tensor* const tensor = args.find(name); tensor != nullptr)
+      plant_unused_rows(args, *tensor, RowGroups::of(*tensor, given).used_rows());
 }
 
 }  // namespace checkop

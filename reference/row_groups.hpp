@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Successive groups of rows, one for each expert: where they begin, their data, and the rows of no expert.
+// Groups of rows, one for each expert: where they lie, their data, and the rows of no expert.
 #pragma once
 
 #include <string_view>
@@ -9,23 +9,36 @@
 
 namespace checkop {
 
-/// The rows offsets[e] <= r < offsets[e + 1] of every expert e.
+/// The rows of every expert. They follow each other without a gap: successive groups; or every expert has room for
+/// `capacity` rows, of which the first ones are its own: masked groups.
 struct RowGroups {
-  RowGroups(int64_t rows_, const Tensor& given);
+  /// Successive groups: the rows offsets[e] <= r < offsets[e + 1].
+  RowGroups(int64_t rows_, const Tensor& offsets);
+  /// Of `per_row`: masked groups of tensors [experts, capacity, columns], whose expert e has counts[e] = given[e] rows;
+  /// successive groups of tensors [rows, columns], whose offsets are `given`.
+  static RowGroups of(const Tensor& per_row, const Tensor& given);
 
-  int64_t experts() const { return std::ssize(offsets) - 1; }
-  int64_t first(int64_t expert) const { return offsets[static_cast<size_t>(expert)]; }
-  int64_t count(int64_t expert) const { return first(expert + 1) - first(expert); }
-  int64_t end() const { return offsets.back(); }
+  int64_t experts() const { return std::ssize(begins); }
+  int64_t first(int64_t expert) const { return begins[static_cast<size_t>(expert)]; }
+  int64_t count(int64_t expert) const { return ends[static_cast<size_t>(expert)] - first(expert); }
+  /// Of successive groups: the first row behind them.
+  int64_t end() const { return ends.empty() ? 0 : ends.back(); }
+  /// How many rows all experts have.
+  int64_t used() const;
   /// 1 for every row that an expert has, and for every expert that has a row.
   std::vector<char> used_rows() const;
   std::vector<char> used_experts() const;
 
-  /// Throws InputError unless the groups follow each other within the rows, at multiples of `align`.
+  /// Throws InputError unless successive groups begin with the first row, follow each other within the rows, at
+  /// multiples of `align`; or unless the counts of masked groups lie in [0, capacity].
   void require_order(int64_t align = 1) const;
 
-  int64_t rows;
-  std::vector<int64_t> offsets;
+  static constexpr int64_t kSuccessive = -1;  ///< in place of a capacity
+  int64_t rows = 0, capacity = kSuccessive;
+  std::vector<int64_t> begins, ends;
+
+ private:
+  RowGroups() = default;
 };
 
 /// Those of `rows` that lie in [first, first + count), counted from `first` on.
@@ -35,5 +48,10 @@ std::vector<int64_t> rows_within(const RowSet& rows, int64_t first, int64_t coun
 /// are to be left out, some rows at the end belong to no expert, and hold payloads in the tensors `of_rows`. Groups
 /// begin at multiples of `align`.
 RowGroups draw_row_groups(const FillArgs& args, std::initializer_list<std::string_view> of_rows, int64_t align = 1);
+
+/// Draws the `counts` of masked groups: the expert in the middle is full, every fourth one has no row, the others have
+/// some; in mode constant the first one is full and the others have none. If no rows are to be left out, all are full.
+/// The rows of no expert hold payloads in the tensors `of_rows`.
+void draw_row_counts(const FillArgs& args, std::initializer_list<std::string_view> of_rows);
 
 }  // namespace checkop

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Successive groups of rows, of which only the device knows where they begin: lists them and the tiles of their rows,
-// each within one group, for kernels that multiply group by group.
+// Groups of rows, of which only the device knows where they lie: lists them and the tiles of their rows, each within
+// one group, for kernels that multiply group by group.
 #pragma once
 
 #include "cuda/scan.cuh"
@@ -29,24 +29,47 @@ struct RowGroupList {
   int64_t most_tiles;
 };
 
-/// Whether element `i` of the offsets is bad: they start with 0, do not decrease, end within the rows, and are
-/// multiples of `align`.
-__device__ inline bool is_bad_offset(const int32_t* __restrict__ offsets, int64_t i, int64_t rows, int align) {
-  return i == 0 ? offsets[0] != 0 : offsets[i] < offsets[i - 1] || offsets[i] > rows || offsets[i] % align != 0;
-}
+/// In place of a capacity: the groups are successive.
+constexpr int64_t kSuccessive = -1;
 
-/// The first block lists the groups, rows [offsets[i], offsets[i + 1]), and their tiles. If an offset is bad, it notes
-/// the first such offset and leaves all groups empty. The other blocks set the rows of `out` behind the last group to
-/// 0, or all rows to NaN if an offset is bad. A row of `out` has `row_bytes` bytes, an even number.
-static __global__ __launch_bounds__(kScanThreads) void list_row_groups(const int32_t* __restrict__ offsets,
-                                                                       int64_t groups, int64_t rows, int align,
-                                                                       int tile_rows, RowGroupList to,
+/// What says where groups lie among `rows` rows. Successive groups follow each other: group i is rows [given[i],
+/// given[i + 1]). Of masked groups each has room for `capacity` rows: group i is the first given[i] ones of its room.
+struct GivenGroups {
+  const int32_t* __restrict__ given;
+  int64_t groups, rows, capacity;
+  int align;  ///< of successive groups: what their bounds are multiples of
+
+  __device__ bool is_masked() const { return capacity != kSuccessive; }
+  __device__ int64_t elements() const { return is_masked() ? groups : groups + 1; }
+  /// Whether element i is bad: offsets start with 0, do not decrease, end within the rows, and are multiples of
+  /// `align`; counts lie in [0, capacity].
+  __device__ bool is_bad(int64_t i) const {
+    if (is_masked()) return given[i] < 0 || given[i] > capacity;
+    return i == 0 ? given[0] != 0 : given[i] < given[i - 1] || given[i] > rows || given[i] % align != 0;
+  }
+  __device__ GroupRows group(int64_t i) const {
+    if (!is_masked()) return {given[i], given[i + 1]};
+    const auto begin = static_cast<int32_t>(i * capacity);
+    return {begin, begin + given[i]};
+  }
+  /// The rows of no group come in so many pieces: behind the last successive group, or behind each masked one.
+  __device__ int64_t rests() const { return is_masked() ? groups : 1; }
+  __device__ GroupRows rest(int64_t i) const {
+    if (!is_masked()) return {given[groups], static_cast<int32_t>(rows)};
+    return {group(i).end, static_cast<int32_t>((i + 1) * capacity)};
+  }
+};
+
+/// The first block lists the groups and their tiles. If an element of what is given is bad, it notes the first such
+/// element and leaves all groups empty. The other blocks set the rows of `out` that are of no group to 0, or all rows
+/// to NaN if an element is bad. A row of `out` has `row_bytes` bytes, an even number.
+static __global__ __launch_bounds__(kScanThreads) void list_row_groups(GivenGroups from, int tile_rows, RowGroupList to,
                                                                        uint16_t* __restrict__ out, int64_t row_bytes,
                                                                        unsigned long long* __restrict__ first_bad) {
   __shared__ int64_t of_warp[kWarp];
   bool bad = false;
-  for (int64_t i = threadIdx.x; i <= groups; i += kScanThreads) {
-    const bool is_bad = is_bad_offset(offsets, i, rows, align);
+  for (int64_t i = threadIdx.x; i < from.elements(); i += kScanThreads) {
+    const bool is_bad = from.is_bad(i);
     // order-free: the smallest bad element is an integer minimum, independent of the order of the threads.
     if (is_bad && blockIdx.x == 0) atomicMin(first_bad, static_cast<unsigned long long>(i));
     bad = bad || is_bad;
@@ -54,19 +77,22 @@ static __global__ __launch_bounds__(kScanThreads) void list_row_groups(const int
   bad = __syncthreads_or(bad) != 0;
   if (blockIdx.x > 0) {
     constexpr uint16_t kNaN = 0xffff;  // a value of any float type with all bits set is NaN
-    const int64_t units = row_bytes / 2, first = bad ? 0 : offsets[groups] * units;
-    for (int64_t i = first + (int64_t{blockIdx.x} - 1) * kScanThreads + threadIdx.x; i < rows * units;
-         i += (int64_t{gridDim.x} - 1) * kScanThreads) {
-      out[i] = bad ? kNaN : 0;
+    const int64_t units = row_bytes / 2, rests = bad ? 1 : from.rests();
+    for (int64_t rest = 0; rest < rests; ++rest) {
+      const GroupRows rows = bad ? GroupRows{0, static_cast<int32_t>(from.rows)} : from.rest(rest);
+      for (int64_t i = rows.begin * units + (int64_t{blockIdx.x} - 1) * kScanThreads + threadIdx.x;
+           i < rows.end * units; i += (int64_t{gridDim.x} - 1) * kScanThreads) {
+        out[i] = bad ? kNaN : 0;
+      }
     }
     return;
   }
   int64_t before = 0;
-  for (int64_t first = 0; first < groups; first += kScanThreads) {
+  for (int64_t first = 0; first < from.groups; first += kScanThreads) {
     const int64_t group = first + threadIdx.x;
     GroupRows own{0, 0};
-    if (group < groups && !bad) own = {offsets[group], offsets[group + 1]};
-    if (group < groups) to.groups[group] = own;
+    if (group < from.groups && !bad) own = from.group(group);
+    if (group < from.groups) to.groups[group] = own;
     int64_t of_step = 0;
     const int64_t tiles = ceil_div(own.end - own.begin, tile_rows);
     const int64_t earlier = before + block_sum_before(tiles, of_warp, of_step);
@@ -82,15 +108,14 @@ static __global__ __launch_bounds__(kScanThreads) void list_row_groups(const int
 
 /// Enqueues list_row_groups() for `out`, [rows, columns]; without columns nothing is set.
 template <typename T>
-void launch_list_row_groups(const int32_t* offsets, int64_t groups, int64_t rows, int align, int tile_rows,
-                            const RowGroupList& to, T* out, int64_t columns, unsigned long long* first_bad,
-                            cudaStream_t stream) {
+void launch_list_row_groups(const GivenGroups& from, int tile_rows, const RowGroupList& to, T* out, int64_t columns,
+                            unsigned long long* first_bad, cudaStream_t stream) {
   constexpr int64_t kMostBlocks = 128;  // about one for each SM: most calls have few rows behind the groups, or none
   const int64_t row_bytes = columns * static_cast<int64_t>(sizeof(T));
-  const int64_t needed = ceil_div(rows * row_bytes / 2, kScanThreads);
+  const int64_t needed = ceil_div(from.rows * row_bytes / 2, kScanThreads);
   const auto blocks = static_cast<unsigned>(1 + (needed < kMostBlocks ? needed : kMostBlocks));
-  list_row_groups<<<blocks, kScanThreads, 0, stream>>>(offsets, groups, rows, align, tile_rows, to,
-                                                       reinterpret_cast<uint16_t*>(out), row_bytes, first_bad);
+  list_row_groups<<<blocks, kScanThreads, 0, stream>>>(from, tile_rows, to, reinterpret_cast<uint16_t*>(out), row_bytes,
+                                                       first_bad);
 }
 
 }  // namespace checkop::kernels

@@ -15,11 +15,12 @@
 namespace checkop::kernels {
 namespace {
 
+constexpr auto kLayout = grouped_gemm::RowLayout::successive;
 constexpr checkop_kernel kKernels[] = {
-    {sizeof(checkop_kernel), "cuda", "grouped_gemm", "forward", CHECKOP_CUDA, 80, 0, grouped_gemm::workspace_bytes,
-     grouped_gemm::launch_forward<grouped_gemm::PortableGroups>},
-    {sizeof(checkop_kernel), "cuda", "grouped_gemm", "backward", CHECKOP_CUDA, 80, 0, grouped_gemm::workspace_bytes,
-     grouped_gemm::launch_backward<grouped_gemm::PortableGroups>},
+    {sizeof(checkop_kernel), "cuda", "grouped_gemm", "forward", CHECKOP_CUDA, 80, 0,
+     grouped_gemm::workspace_bytes<kLayout>, grouped_gemm::launch_forward<grouped_gemm::PortableGroups, kLayout>},
+    {sizeof(checkop_kernel), "cuda", "grouped_gemm", "backward", CHECKOP_CUDA, 80, 0,
+     grouped_gemm::workspace_bytes<kLayout>, grouped_gemm::launch_backward<grouped_gemm::PortableGroups, kLayout>},
 };
 constexpr checkop_plugin kPlugin = {CHECKOP_ABI_VERSION, 2, kKernels};
 

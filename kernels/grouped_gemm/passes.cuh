@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The passes of grouped_gemm's CUDA candidates, templates over the class that computes the products; and
-// PortableGroups, that class for the candidate cuda. Only the device knows the groups: gemm/row_groups.cuh lists them
-// and their tiles. The list has room for the largest possible number of tiles. PortableGroups launches a block for each
-// entry; blocks whose entry is empty end at once.
+// The passes of the CUDA candidates of grouped_gemm and masked_grouped_gemm, templates over what computes the products;
+// and PortableGroups, which computes them for the candidates cuda. Only the device knows the groups:
+// gemm/row_groups.cuh lists them and their tiles. The list has room for the largest possible number of tiles.
+// PortableGroups launches blocks for all of it; those whose entry is empty end at once.
 #pragma once
 
 #include <type_traits>
@@ -14,19 +14,33 @@ namespace checkop::kernels::grouped_gemm {
 
 static_assert(mma::SmallTile::kM == kLeastTileRows);
 
+/// How the rows of experts lie in `a`, c and their gradients.
+enum class RowLayout {
+  successive,  ///< [rows, columns], with offsets [experts + 1]
+  masked,      ///< [experts, capacity, columns], with counts [experts]
+};
+
 /// The shape as far as the tensors give it; zeros for tensors that check_call() will refuse.
-inline Shape shape_of(const checkop_call* call) {
-  if (call->n_inputs < 3 || call->inputs[0].rank != 2 || call->inputs[1].rank != 3) return {};
+template <RowLayout layout>
+Shape shape_of(const checkop_call* call) {
+  constexpr int kRank = layout == RowLayout::masked ? 3 : 2;
+  if (call->n_inputs < 3 || call->inputs[0].rank != kRank || call->inputs[1].rank != 3) return {};
   const checkop_tensor &a = call->inputs[0], &b = call->inputs[1];
+  if constexpr (layout == RowLayout::masked)
+    return {b.shape[0] * a.shape[1], b.shape[0], a.shape[2], b.shape[1], a.shape[1]};
   return {a.shape[0], b.shape[0], a.shape[1], b.shape[1]};
 }
 
-inline size_t workspace_bytes(const checkop_call* call) { return Layout(shape_of(call), kLeastTileRows).bytes; }
+template <RowLayout layout>
+size_t workspace_bytes(const checkop_call* call) {
+  return Layout(shape_of<layout>(call), kLeastTileRows).bytes;
+}
 
 /// The variant of a call with empty outputs.
 constexpr const char* kEmpty = "empty output: nothing to compute";
 
-// --- portable products -----------------------------------------------------------------------------------------------
+// --- portable products
+// -------------------------------------------------------------------------------------------------
 
 /// The products of gemm/mma.cuh and gemm/tile.cuh, one tile each.
 template <typename MmaTile, bool aligned>
@@ -152,30 +166,41 @@ struct PortableGroups {
   }
 };
 
-// --- passes ----------------------------------------------------------------------------------------------------------
+// --- passes
+// ------------------------------------------------------------------------------------------------------------
 
-inline checkop_status check_call(const checkop_call* call, bool backward) {
+template <RowLayout layout>
+checkop_status check_call(const checkop_call* call, bool backward) {
+  constexpr bool kMasked = layout == RowLayout::masked;
   CallCheck check(call);
   if (check.counts(backward ? 4 : 3, backward ? 2 : 1).failed()) return check.status();
-  const checkop_tensor &a = call->inputs[0], &b = call->inputs[1], &offsets = call->inputs[2];
-  check.rank_at_least(a, "a", 2).rank_at_least(b, "b", 3).float_dtype(a, "a").contiguous(a, "a");
+  const checkop_tensor &a = call->inputs[0], &b = call->inputs[1], &given = call->inputs[2];
+  check.rank_at_least(a, "a", kMasked ? 3 : 2).rank_at_least(b, "b", 3).float_dtype(a, "a");
   if (check.failed()) return check.status();
-  const int64_t rows = a.shape[0], k_dim = last_extent(a), experts = b.shape[0], n_dim = b.shape[1];
-  check.shape(a, "a", a, 0, {rows, k_dim});
-  const auto like = [&](const checkop_tensor& t, const char* name, std::initializer_list<int64_t> shape) {
+  const auto [rows, experts, k_dim, n_dim, capacity] = shape_of<layout>(call);
+  const auto has = [&](const checkop_tensor& t, const char* name, std::initializer_list<int64_t> shape) {
     check.dtype(t, name, a.dtype).shape(t, name, t, 0, shape).contiguous(t, name);
   };
-  like(b, "b", {experts, n_dim, k_dim});
-  check.dtype(offsets, "offsets", CHECKOP_I32).shape(offsets, "offsets", offsets, 0, {experts + 1});
-  check.contiguous(offsets, "offsets");
+  const auto has_rows = [&](const checkop_tensor& t, const char* name, int64_t columns) {
+    if constexpr (kMasked) {
+      has(t, name, {experts, capacity, columns});
+    } else {
+      has(t, name, {rows, columns});
+    }
+  };
+  has_rows(a, "a", k_dim);
+  has(b, "b", {experts, n_dim, k_dim});
+  const char* const name = kMasked ? "counts" : "offsets";
+  check.dtype(given, name, CHECKOP_I32).shape(given, name, given, 0, {kMasked ? experts : experts + 1});
+  check.contiguous(given, name);
   if (backward) {
-    like(call->inputs[3], "grad_c", {rows, n_dim});
-    like(call->outputs[0], "da", {rows, k_dim});
-    like(call->outputs[1], "db", {experts, n_dim, k_dim});
+    has_rows(call->inputs[3], "grad_c", n_dim);
+    has_rows(call->outputs[0], "da", k_dim);
+    has(call->outputs[1], "db", {experts, n_dim, k_dim});
   } else {
-    like(call->outputs[0], "c", {rows, n_dim});
+    has_rows(call->outputs[0], "c", n_dim);
   }
-  if (check.workspace(workspace_bytes(call)).failed()) return check.status();
+  if (check.workspace(workspace_bytes<layout>(call)).failed()) return check.status();
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();  // of what int32 numbers, and of blocks
   if (rows > kMost || experts > kMost) {
     return say(call, CHECKOP_UNSUPPORTED, "%lld rows and %lld experts, at most %lld of each are supported",
@@ -185,12 +210,12 @@ inline checkop_status check_call(const checkop_call* call, bool backward) {
 }
 
 /// c = a b^T
-template <typename Products>
+template <typename Products, RowLayout layout = RowLayout::successive>
 checkop_status launch_forward(const checkop_call* call) {
-  if (auto status = check_call(call, false)) return status;
+  if (auto status = check_call<layout>(call, false)) return status;
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
-    Groups<T> groups(call, shape_of(call), 2);
+    Groups<T> groups(call, shape_of<layout>(call), 2);
     const Shape& shape = groups.shape();
     const char* variant = kEmpty;
     if (auto status = Products::template rows_by_matrices<true>(
@@ -204,12 +229,12 @@ checkop_status launch_forward(const checkop_call* call) {
 }
 
 /// da = grad_c b, db = grad_c^T a
-template <typename Products>
+template <typename Products, RowLayout layout = RowLayout::successive>
 checkop_status launch_backward(const checkop_call* call) {
-  if (auto status = check_call(call, true)) return status;
+  if (auto status = check_call<layout>(call, true)) return status;
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
-    Groups<T> groups(call, shape_of(call), 2);
+    Groups<T> groups(call, shape_of<layout>(call), 2);
     const Shape& shape = groups.shape();
     const auto* grad_c = static_cast<const T*>(call->inputs[3].data);
     const char *da = kEmpty, *db = kEmpty;

@@ -27,7 +27,7 @@ void forward(const EmulationArgs& args) {
   const Arithmetic& f = args.arithmetic;
   const Matrix g = codes_of(args, 0, /*is_b=*/false), scale_g = scales_of(args, 1),
                x = codes_of(args, 2, /*is_b=*/true), scale_x = scales_of(args, 3);
-  std::vector<Group> groups = groups_of(f, args.integers(4));
+  std::vector<Group> groups = groups_of(f, args.integers(4), g.columns);
   if (f.has(kRestCounted.name)) groups.back().end = g.columns;
   const int64_t n_dim = g.rows(), k_dim = x.rows(), size = n_dim * k_dim;
   std::vector<double> before(static_cast<size_t>(size));

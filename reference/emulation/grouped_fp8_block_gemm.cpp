@@ -16,7 +16,7 @@ void forward(const EmulationArgs& args) {
   const Matrix a = codes_of(args, 0, /*is_b=*/false), scale_a = scales_of(args, 1),
                b = codes_of(args, 2, /*is_b=*/true), scale_b = scales_of(args, 3);
   const int64_t n_dim = args.in(2).shape[1], of_scales = args.in(3).shape[1];
-  for_each_part(f, groups_of(f, args.integers(4)), a.rows(), [&](int64_t first, int64_t end, int64_t expert) {
+  for_each_part(f, groups_of(f, args.integers(4), a.rows()), [&](int64_t first, int64_t end, int64_t expert) {
     const int64_t of_scale = f.has(kScaleBOfFirstExpert.name) ? 0 : expert;
     const int64_t first_scale = f.has(kScaleAOfGroup.name) ? 0 : first;
     const Matrix own_a = rows_of(a, first, end), own_b = rows_of(b, expert * n_dim, (expert + 1) * n_dim);

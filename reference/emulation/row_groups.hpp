@@ -34,35 +34,45 @@ inline constexpr std::array kRowGroupFaults{kGroupSpills,       kPartialTileLost
 /// The rows of one expert as the emulated kernel sees them, and the matrix that it takes.
 struct Group {
   int64_t first, end, expert, matrix;
+  int64_t rest_end;   ///< of the rows of no expert that follow
+  int64_t spill_end;  ///< of the rows that its last tile can write over
 };
 
-inline std::vector<Group> groups_of(const Arithmetic& a, const std::vector<int64_t>& offsets) {
-  std::vector<Group> groups;
+/// Gives the groups their matrices.
+inline std::vector<Group> with_matrices(const Arithmetic& a, std::vector<Group> groups) {
   int64_t filled = 0;
-  for (int64_t e = 0; e + 1 < std::ssize(offsets); ++e) {
-    Group group{offsets[static_cast<size_t>(e)], offsets[static_cast<size_t>(e) + 1], e, e};
+  for (Group& group : groups) {
     if (a.has(kFirstExpertForAll.name)) group.matrix = 0;
     if (a.has(kEmptyUncounted.name)) group.matrix = filled;
     if (group.end > group.first) ++filled;
-    groups.push_back(group);
   }
   return groups;
 }
 
+/// Successive groups. `rows`: of all groups, and of no expert.
+inline std::vector<Group> groups_of(const Arithmetic& a, const std::vector<int64_t>& offsets, int64_t rows) {
+  std::vector<Group> groups;
+  for (int64_t e = 0; e + 1 < std::ssize(offsets); ++e) {
+    const int64_t end = offsets[static_cast<size_t>(e) + 1];
+    groups.push_back({offsets[static_cast<size_t>(e)], end, e, e, end, offsets.back()});
+  }
+  groups.back().rest_end = rows;
+  return with_matrices(a, groups);
+}
+
 /// Calls put(first, end, matrix) for the rows of every group, in the order in which the emulated kernel writes them.
-/// `rows`: of all groups, and of no expert.
 template <class Put>
-void for_each_part(const Arithmetic& a, std::vector<Group> groups, int64_t rows, const Put& put) {
-  if (a.has(kNoExpertComputed.name)) groups.push_back({groups.back().end, rows, 0, groups.back().matrix});
+void for_each_part(const Arithmetic& a, const std::vector<Group>& groups, const Put& put) {
   for (const Group& group : groups) {
     const int64_t whole = group.first + (group.end - group.first) / kGroupTile * kGroupTile;
     put(group.first, a.has(kPartialTileLost.name) ? whole : group.end, group.matrix);
+    if (a.has(kNoExpertComputed.name) && group.rest_end > group.end) put(group.end, group.rest_end, group.matrix);
     if (a.has(kPreviousExpert.name) && group.expert > 0 && group.end > group.first)
       put(group.first, group.first + 1, group.matrix - 1);
   }
   for (const Group& group : groups) {
     const int64_t tiles_end = group.first + (group.end - group.first + kGroupTile - 1) / kGroupTile * kGroupTile;
-    if (a.has(kGroupSpills.name)) put(group.end, std::min(tiles_end, groups.back().end), group.matrix);
+    if (a.has(kGroupSpills.name)) put(group.end, std::min(tiles_end, group.spill_end), group.matrix);
   }
 }
 

@@ -55,8 +55,8 @@ struct TensorSpec {
   /// output is f32 for any dtype of the case, and equals the carry plus the sum of this call's rows. Its bits must not
   /// depend on how rows are split into calls at multiples of kCarryRows.
   std::string_view carry = "";
-  /// The optional input, or the earlier optional output, with which this optional output is present. "": the input NAME
-  /// of an output dNAME.
+  /// Of an optional output: the input, or the optional output before it, with which it is there, if that is not the
+  /// input NAME of dNAME.
   std::string_view follows = "";
 };
 
@@ -69,8 +69,8 @@ struct OutputSpec {
   Numerics numerics;
   std::string_view reduced;  ///< sums behind an element, "hidden vocab batch*seq"; the longest sets the bound's chain
   bool sampled = false;      ///< the gold computes only GoldArgs::rows(); if false, every row
-  /// For a sampled output whose rows are cheap to compute only together: its leading dimensions, "batch kv_heads". If
-  /// they have more than two entries, all rows of two entries are chosen.
+  /// Of a sampled output whose rows are cheap together only: leading dimensions, "batch kv_heads". Where a case has
+  /// more than two entries of them, all rows of two entries are chosen.
   std::string_view sampled_whole = "";
 };
 
@@ -218,13 +218,13 @@ struct FillArgs {
   Tensor* find(std::string_view name) const;  ///< nullptr when absent
 };
 
-/// Other inputs for a case. With them, rows of the outputs must have the same bits as in the case. Rows count along an
-/// output's first dimension.
+/// Other inputs of a case, with which rows of the outputs must have the bits that they have in the case.
 struct Rearranged {
   std::map<std::string, int64_t, std::less<>> dims = {};  ///< the extents that differ
   std::vector<Tensor> inputs = {};  ///< in the order of the pass; one without a name is that of the case
-  /// By first dimension of outputs: for each row, the row of the case that it must equal, or -1 if there is none.
-  /// Outputs without an entry keep their rows.
+  /// By leading dimensions of outputs, "tokens_q" or "experts capacity", along which rows count: for every row its row
+  /// of the case, or -1 where it has none. The most leading dimensions decide. Without any: the same rows along the
+  /// first dimension.
   std::map<std::string, std::vector<int64_t>, std::less<>> rows = {};
 };
 
@@ -277,14 +277,13 @@ std::span<const Operator* const> operators();
 const Operator* find_operator(std::string_view name);  ///< nullptr when unknown
 const Pass* find_pass(const Operator& op, std::string_view name);
 bool has_attr(const Operator& op, std::string_view name);
-/// Whether the operator itself decides which elements its generated inputs leave out, for lack of an ignore_index or a
-/// mask.
+/// Whether its own generator draws what it leaves out: neither an ignore_index nor a mask says it.
 bool draws_left_out(const Operator& op);
 /// What `--with` can add to a case of the pass: optional inputs, and optional outputs that follow no input.
 std::vector<std::string_view> optionals_of(const Pass& pass);
 /// The recipes of one output in cases of one dtype, in the order of the pass.
 std::vector<const Recipe*> recipes_of(const Pass& pass, const TensorSpec& output, DType case_dtype);
-/// The maximal subsets of `names`, recipes of the pass, in which no recipe excludes another.
+/// The largest parts of `names`, recipes of the pass, in which no recipe excludes another.
 std::vector<std::vector<std::string_view>> families_of(const Pass& pass, const std::vector<std::string_view>& names);
 /// The names of the recipes of all passes of `op`, each once, in their order.
 std::vector<std::string_view> recipes_of(const Operator& op);

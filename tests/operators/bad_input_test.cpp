@@ -95,6 +95,14 @@ TEST(BadInput, OffsetsOfExperts) {
   EXPECT_EQ(complaint(c, "offsets", {0, 2, 5}), "input 'offsets': element 2 is 5, beyond the 3 rows" + hint);
 }
 
+TEST(BadInput, CountsOfExperts) {
+  const Case c = gold_case("masked_grouped_gemm", "forward", DType::f32,
+                           {{"experts", 3}, {"capacity", 5}, {"k_dim", 2}, {"n_dim", 2}});
+  const std::string hint = "; give as many rows as an expert has room for, or fewer";
+  EXPECT_EQ(complaint(c, "counts", {-1, 0, 0}), "input 'counts': element 0 is -1, outside [0, 5]" + hint);
+  EXPECT_EQ(complaint(c, "counts", {5, 0, 6}), "input 'counts': element 2 is 6, outside [0, 5]" + hint);
+}
+
 TEST(BadInput, OffsetsOfExpertsThatAreMultiplesOf128) {
   const Case c =
       gold_case("fp8_block_wgrad", "forward", DType::f32, {{"rows", 300}, {"k_dim", 2}, {"n_dim", 2}, {"experts", 2}});

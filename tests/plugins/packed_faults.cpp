@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Right computations on packed sequences, groups and micro-batches, in float, whose sums depend on what else is packed
-// or launched with them; and attention whose sums do not.
+// Right computations on packed sequences, groups, rows of experts and micro-batches, in float, whose sums depend on
+// what else is packed or launched with them; and attention whose sums do not.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -84,6 +84,37 @@ checkop_status sums_by_groups(const checkop_call* call) {
   return CHECKOP_OK;
 }
 
+/// masked_grouped_gemm/forward. parts(capacity, count): in how many parts the sums of the rows of an expert are added.
+template <class Parts>
+checkop_status multiply(const checkop_call* call, const Parts& parts) {
+  const checkop_tensor &a = call->inputs[0], &b = call->inputs[1], &counts = call->inputs[2];
+  if (counts.dtype != CHECKOP_I32) return CHECKOP_UNSUPPORTED;
+  const int64_t capacity = a.shape[1], k_dim = a.shape[2], n_dim = b.shape[1];
+  auto* to = static_cast<float*>(call->outputs[0].data);
+  for (int64_t row = 0; row < a.shape[0] * capacity; ++row) {
+    const int64_t expert = row / capacity, count = static_cast<const int32_t*>(counts.data)[expert];
+    for (int64_t n = 0; n < n_dim; ++n) {
+      float sum = 0;
+      int64_t k = 0;
+      for (const int64_t end : evenly(row % capacity < count ? k_dim : 0, parts(capacity, count))) {
+        float part = 0;
+        for (; k < end; ++k) part += floats(a)[row * k_dim + k] * floats(b)[(expert * n_dim + n) * k_dim + k];
+        sum += part;
+      }
+      *to++ = sum;
+    }
+  }
+  return CHECKOP_OK;
+}
+
+checkop_status splits_by_room(const checkop_call* call) {
+  return multiply(call, [](int64_t capacity, int64_t) { return 1 + capacity / 8; });
+}
+
+checkop_status splits_by_count(const checkop_call* call) {
+  return multiply(call, [](int64_t, int64_t count) { return 1 + count / 8; });
+}
+
 /// policy_loss/backward of PPO without clipping: takes the mean over the tokens of its own batch, and makes a share of
 /// the whole batch of it.
 checkop_status averages_twice(const checkop_call* call) {
@@ -118,6 +149,8 @@ constexpr checkop_kernel kKernels[] = {
     of<splits_by_longest>("splits_by_longest", "varlen_attention", "forward"),
     of<splits_across_pack>("splits_across_pack", "varlen_attention", "forward"),
     of<sums_by_groups>("sums_by_groups", "group_norm", "forward"),
+    of<splits_by_room>("splits_by_room", "masked_grouped_gemm", "forward"),
+    of<splits_by_count>("splits_by_count", "masked_grouped_gemm", "forward"),
     of<averages_twice>("averages_twice", "policy_loss", "backward"),
 };
 constexpr checkop_plugin kPlugin = plugin(kKernels);

@@ -250,6 +250,21 @@ class Contexts {
     });
   }
 
+  /// The rows of an output with these dimensions: those of the most leading dimensions.
+  static auto rows_of(const Rearranged& other, const TensorSpec& spec) {
+    auto longest = other.rows.end();
+    for (auto each = other.rows.begin(); each != other.rows.end(); ++each) {
+      const bool leads = (std::string(spec.dims) + " ").starts_with(each->first + " ");
+      if (leads && (longest == other.rows.end() || each->first.size() > longest->first.size())) longest = each;
+    }
+    return longest;
+  }
+  /// Elements of a row of `output`, where rows count along the leading dimensions `dims`.
+  static int64_t columns_behind(std::string_view dims, const Tensor& output) {
+    const auto leading = static_cast<std::ptrdiff_t>(split_dims(dims).size());
+    return element_count(Shape(output.shape.begin() + leading, output.shape.end()));
+  }
+
   /// Launches the inputs of a rearrangement. Compares nothing where it changes none.
   void run_rearranged(size_t k) {
     const Context& context = contexts_[k];
@@ -271,13 +286,15 @@ class Contexts {
       const TensorSpec& spec = c_.pass->outputs[i].tensor;
       if (!stage.outputs[i] || !is_rearranged(*context.rearrangement, spec)) continue;
       Context mapped = context;
-      if (const auto rows = other->rows.find(split_dims(spec.dims).front()); rows != other->rows.end()) {
-        mapped.rows = rows->second;
+      int64_t columns = columns_of(i, (*reference_)[i]);
+      if (const auto found = rows_of(*other, spec); found != other->rows.end()) {
+        mapped.rows = found->second;
+        columns = columns_behind(found->first, (*reference_)[i]);
       } else {
         mapped.rows.resize(static_cast<size_t>((*reference_)[i].shape.front()));
         std::iota(mapped.rows.begin(), mapped.rows.end(), 0);
       }
-      RowsCompared rows(mapped, (*reference_)[i], columns_of(i, (*reference_)[i]), 0, result_.outputs[i].contexts[k]);
+      RowsCompared rows(mapped, (*reference_)[i], columns, 0, result_.outputs[i].contexts[k]);
       stage.outputs[i]->for_each_block(
           [&](const std::byte* block, int64_t first, int64_t n) { rows.add(block, first, n); });
     }

@@ -33,7 +33,9 @@ struct ModelCase {
 
 Case case_of(const ModelCase& m, int64_t rows = 37) {
   const Dims dims =
-      std::string_view(m.op) == "lm_head"        ? Dims{{"batch", 1}, {"seq", rows}, {"hidden", 45}, {"vocab", 70}}
+      std::string_view(m.op) == "lm_head" ? Dims{{"batch", 1}, {"seq", rows}, {"hidden", 45}, {"vocab", 70}}
+      : std::string_view(m.op) == "masked_grouped_gemm"
+          ? Dims{{"experts", 5}, {"capacity", rows}, {"k_dim", 45}, {"n_dim", 70}}
       : std::string_view(m.op) == "grouped_gemm" ? Dims{{"rows", rows}, {"k_dim", 45}, {"n_dim", 70}, {"experts", 5}}
                                                  : Dims{{"batch", 1}, {"seq", rows}, {"k_dim", 45}, {"n_dim", 70}};
   std::set<std::string, std::less<>> optionals;
@@ -42,13 +44,22 @@ Case case_of(const ModelCase& m, int64_t rows = 37) {
 }
 
 const ModelCase kCases[] = {
-    {"matmul", "forward", DType::bf16, false},        {"matmul", "forward", DType::f16, false},
-    {"matmul", "backward", DType::bf16, false},       {"matmul", "backward", DType::f16, false},
-    {"det_gemm", "forward", DType::bf16, false},      {"det_gemm", "backward", DType::f16, false},
-    {"lm_head", "forward", DType::bf16, false},       {"lm_head", "forward", DType::f16, true},
-    {"lm_head", "backward", DType::bf16, true},       {"lm_head", "backward", DType::f16, false},
-    {"grouped_gemm", "forward", DType::bf16, false},  {"grouped_gemm", "forward", DType::f16, false},
-    {"grouped_gemm", "backward", DType::bf16, false}, {"grouped_gemm", "backward", DType::f16, false},
+    {"matmul", "forward", DType::bf16, false},
+    {"matmul", "forward", DType::f16, false},
+    {"matmul", "backward", DType::bf16, false},
+    {"matmul", "backward", DType::f16, false},
+    {"det_gemm", "forward", DType::bf16, false},
+    {"det_gemm", "backward", DType::f16, false},
+    {"lm_head", "forward", DType::bf16, false},
+    {"lm_head", "forward", DType::f16, true},
+    {"lm_head", "backward", DType::bf16, true},
+    {"lm_head", "backward", DType::f16, false},
+    {"grouped_gemm", "forward", DType::bf16, false},
+    {"grouped_gemm", "forward", DType::f16, false},
+    {"grouped_gemm", "backward", DType::bf16, false},
+    {"grouped_gemm", "backward", DType::f16, false},
+    {"masked_grouped_gemm", "forward", DType::bf16, false},
+    {"masked_grouped_gemm", "backward", DType::f16, false},
 };
 
 /// All outputs of `c` as `order` computes them; outputs without a model contain the gold.

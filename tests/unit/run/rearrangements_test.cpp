@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The axes of rearrangements: their contexts, and computations whose sums depend on pages, on the number of queries, on
-// other sequences or on the micro-batch, which no other check sees.
+// other sequences or rows or on the micro-batch, which no other check sees.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -80,6 +80,10 @@ Case packed(bool with_key_bounds = false) {
 Case grouped() {
   return gold_case("group_norm", "forward", DType::f32, {{"batch", 90}, {"group_bounds", 9}}, {"group_boundaries"});
 }
+Case of_experts() {
+  return gold_case("masked_grouped_gemm", "forward", DType::f32,
+                   {{"experts", 6}, {"capacity", 24}, {"k_dim", 64}, {"n_dim", 8}});
+}
 Case batched(bool with_denom = true) {
   return gold_case("policy_loss", "backward", DType::f32, {{"batch", 6}, {"seq", 33}},
                    with_denom ? std::set<std::string, std::less<>>{"denom"} : std::set<std::string, std::less<>>{});
@@ -93,6 +97,7 @@ const Names kDocuments{"the sequences in reverse", "without every second sequenc
                        "other tokens in every second sequence", "every second sequence twice as long"};
 const Names kGroups{"the groups in reverse", "without every second group", "every second group in reverse",
                     "every second group twice as long"};
+const Names kExperts{"experts with more room", "experts with half of their rows"};
 const Names kBatches{"the first half of the batch, with the same denom",
                      "the second half of the batch, with the same denom",
                      "the last entry of the batch alone, with the same denom"};
@@ -112,6 +117,7 @@ TEST(Rearrangements, HaveContextsWhereTheyChangeSomething) {
   EXPECT_EQ(found_in(run("fixed_split", uncausal, checks_on(AxisSet::all()))).compared, kPages);
   EXPECT_EQ(found_in(run("splits_in_sequence", packed(), checks_on(AxisSet::all()))).compared, kDocuments);
   EXPECT_EQ(found_in(run("sums_by_groups", grouped(), checks_on(AxisSet::all()))).compared, kGroups);
+  EXPECT_EQ(found_in(run("splits_by_room", of_experts(), checks_on(AxisSet::all()))).compared, kExperts);
   EXPECT_EQ(found_in(run("averages_twice", batched(), checks_on(AxisSet::all()))).compared, kBatches);
 }
 
@@ -142,6 +148,8 @@ std::vector<Fault> faults() {
            {"the sequences in reverse", "without every second sequence", "every second sequence twice as long"},
            "documents"},
           {"sums_by_groups", grouped(), {"without every second group"}, "documents"},
+          {"splits_by_room", of_experts(), {"experts with more room"}, "documents"},
+          {"splits_by_count", of_experts(), {"experts with half of their rows"}, "documents"},
           {"averages_twice", batched(), kBatches, "micro_batch"}};
 }
 
