@@ -7,6 +7,8 @@ set(CHECK_OPERATOR_LAYERS base abi tensor operator case contract device plugin_h
 # Most of their work is text, or waiting: full optimization would cost a fifth of the build time, and what checks gain by it
 # lies within the noise of their times. The command line is not optimized at all.
 set(CHECK_OPERATOR_LIGHT_LAYERS case contract device plugin_host run worker mutate report session)
+set(CHECK_OPERATOR_FULL_LAYERS reference ${CHECK_OPERATOR_LAYERS})
+list(REMOVE_ITEM CHECK_OPERATOR_FULL_LAYERS abi cli ${CHECK_OPERATOR_LIGHT_LAYERS})
 
 foreach(layer IN LISTS CHECK_OPERATOR_LAYERS)
   list(APPEND visible ${layer})

@@ -107,9 +107,12 @@ class CpuDevice final : public Device {
   void download(std::byte* host, const std::byte* device, size_t bytes) override { copy_bytes(host, device, bytes); }
 
   void fill(std::byte* device, uint64_t pattern, size_t pattern_bytes, size_t bytes) override {
-    // Copies of one block of repetitions: as fast as memset for every width.
+    // Copies of one block of repetitions: as fast as memset for every width. The block itself grows by copies of all
+    // that it holds: pattern by pattern, a band of narrow elements would take thousands of them.
     std::byte block[4096];
-    for (size_t at = 0; at < sizeof(block); at += pattern_bytes) std::memcpy(block + at, &pattern, pattern_bytes);
+    std::memcpy(block, &pattern, pattern_bytes);
+    for (size_t held = pattern_bytes, needed = std::min(sizeof(block), bytes); held < needed; held *= 2)
+      std::memcpy(block + held, block, std::min(held, sizeof(block) - held));
     for (size_t at = 0; at < bytes; at += sizeof(block))
       copy_bytes(device + at, block, std::min(sizeof(block), bytes - at));
   }

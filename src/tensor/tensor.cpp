@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
@@ -47,9 +48,10 @@ std::byte* map_shared(int fd, size_t size, bool writable) {
 
 /// Refuses sizes beyond physical memory: the kernel would allow such a shared file, and kill a process that touches it.
 void require_physical_memory(size_t size) {
-  const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
-  if (pages <= 0 || page_bytes <= 0) return;
-  const size_t physical = static_cast<size_t>(pages) * static_cast<size_t>(page_bytes);
+  static const size_t physical = [] {  // asking takes a call of the system
+    const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+    return pages > 0 && page_bytes > 0 ? static_cast<size_t>(pages) * static_cast<size_t>(page_bytes) : SIZE_MAX;
+  }();
   if (size > physical) fail(size, "allocate", fmt::format("the machine has {} bytes", physical));
 }
 
@@ -73,10 +75,10 @@ int64_t element_count(const Shape& shape) {
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
   int64_t count = 1;
   for (const int64_t extent : shape) {
-    if (extent > kMaxElements / count) {
+    // Not a division: loops over elements ask for their number again and again.
+    if (__builtin_mul_overflow(count, extent, &count) || count > kMaxElements) {
       throw InputError("shape " + to_string(shape), "more than 2^62 elements", "use smaller dimensions");
     }
-    count *= extent;
   }
   return count;
 }
