@@ -3,11 +3,8 @@
 // has some: the layout of decoding, where the host knows the room but not the counts. It is an operator of its own,
 // because its tensors have another rank and its experts are independent rows of a batch.
 #include <array>
-#include <optional>
-#include <vector>
 
 #include "grouped_product.hpp"
-#include "rearranged.hpp"
 #include "row_groups.hpp"
 
 namespace checkop {
@@ -38,54 +35,6 @@ constexpr std::array kPasses{
          grouped_product::backward_work, &kMaskedGroupedGemmBackward, grouped_product::model_backward,
          grouped_product::kBackwardRecipes}};
 
-/// The inputs with room for `capacity` rows of each expert, of which it has counts[e]. In the rest of the room lie
-/// copies of its rows, also of those that it no longer has.
-std::optional<Rearranged> with_room(const RearrangeArgs& args, int64_t capacity, const std::vector<int64_t>& counts) {
-  const Tensor& a = args.in(grouped_product::kOfA);
-  const int64_t room = a.shape[1];
-  std::vector<int64_t> from, rows;
-  for (size_t e = 0; e < counts.size(); ++e) {
-    const int64_t first = static_cast<int64_t>(e) * room;
-    for (int64_t i = 0; i < capacity; ++i) {
-      from.push_back(first + i % room);
-      rows.push_back(i < counts[e] ? first + i : -1);
-    }
-  }
-  Rearranged other;
-  other.dims = {{"capacity", capacity}};
-  other.inputs.resize(args.inputs.size());
-  for (const int of_rows : {grouped_product::kOfA, grouped_product::kOfGradC}) {
-    if (of_rows >= std::ssize(args.inputs)) continue;
-    const Tensor& tensor = args.in(of_rows);
-    const auto bytes = static_cast<size_t>(tensor.shape.back()) * info(tensor.dtype).bytes;
-    other.inputs[static_cast<size_t>(of_rows)] =
-        with_blocks(tensor, {tensor.shape[0], capacity, tensor.shape[2]}, from, bytes);
-  }
-  const Tensor& given = args.in(grouped_product::kOfGroups);
-  other.inputs[grouped_product::kOfGroups] = of_integers(given, given.shape, counts);
-  other.rows = {{"experts capacity", std::move(rows)}};
-  return other;
-}
-
-std::optional<Rearranged> with_more_room(const RearrangeArgs& args) {
-  return with_room(args, 2 * args.in(grouped_product::kOfA).shape[1] + 3,
-                   integers_of(args.in(grouped_product::kOfGroups)));
-}
-
-/// The gradient of an expert's matrix is another then.
-std::optional<Rearranged> with_fewer_rows(const RearrangeArgs& args) {
-  std::vector<int64_t> counts = integers_of(args.in(grouped_product::kOfGroups));
-  for (int64_t& count : counts) count = (count + 1) / 2;
-  std::optional<Rearranged> other = with_room(args, args.in(grouped_product::kOfA).shape[1], counts);
-  other->rows["experts"] = std::vector<int64_t>(counts.size(), -1);
-  return other;
-}
-
-constexpr std::array kRearrangements{
-    Rearrangement{"documents", "experts with more room", "experts", 1, with_more_room},
-    Rearrangement{"documents", "experts with half of their rows", "experts", 1, with_fewer_rows},
-};
-
 void refine(const FillArgs& args) { draw_row_counts(args, {"a", "grad_c"}); }
 
 }  // namespace
@@ -102,6 +51,6 @@ constexpr Operator kMaskedGroupedGemm{
     refine,
     /*parallel_dim=*/"",
     /*left_out=*/"rows of no expert",
-    kRearrangements};
+    kRooms};
 
 }  // namespace checkop

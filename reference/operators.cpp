@@ -52,6 +52,7 @@ extern const Operator kQuantMxfp8;           // quant_mxfp8.cpp
 extern const Operator kQuantNvfp4;           // quant_nvfp4.cpp
 extern const Operator kFp8BlockGemm;         // fp8_block_gemm.cpp
 extern const Operator kGroupedFp8BlockGemm;  // grouped_fp8_block_gemm.cpp
+extern const Operator kMaskedFp8BlockGemm;   // masked_grouped_fp8_block_gemm.cpp
 extern const Operator kFp8BlockWgrad;        // fp8_block_wgrad.cpp
 
 std::span<const Operator* const> operators() {
@@ -101,6 +102,7 @@ std::span<const Operator* const> operators() {
                                      &kQuantNvfp4,
                                      &kFp8BlockGemm,
                                      &kGroupedFp8BlockGemm,
+                                     &kMaskedFp8BlockGemm,
                                      &kFp8BlockWgrad};
   return kTable;
 }

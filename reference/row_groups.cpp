@@ -113,4 +113,61 @@ void draw_row_counts(const FillArgs& args, std::initializer_list<std::string_vie
       plant_unused_rows(args, *tensor, RowGroups::of(*tensor, given).used_rows());
 }
 
+namespace {
+
+constexpr std::string_view kRoomDims = "experts capacity";
+
+std::vector<int64_t> counts_of(const RearrangeArgs& args) {
+  for (size_t i = 0; i < args.inputs.size(); ++i)
+    if (args.pass.inputs[i].name == "counts") return integers_of(*args.inputs[i]);
+  return {};
+}
+
+/// The inputs with room for `capacity` rows of each expert, of which it has counts[e]. In the rest of the room lie
+/// copies of its rows, also of those that it no longer has.
+Rearranged with_room(const RearrangeArgs& args, int64_t capacity, const std::vector<int64_t>& counts) {
+  const int64_t room = args.in(0).shape[1];
+  std::vector<int64_t> from, rows;
+  for (size_t e = 0; e < counts.size(); ++e) {
+    const int64_t first = static_cast<int64_t>(e) * room;
+    for (int64_t i = 0; i < capacity; ++i) {
+      from.push_back(first + i % room);
+      rows.push_back(i < counts[e] ? first + i : -1);
+    }
+  }
+  Rearranged other;
+  other.dims = {{"capacity", capacity}};
+  for (size_t i = 0; i < args.inputs.size(); ++i) {
+    const TensorSpec& spec = args.pass.inputs[i];
+    const Tensor& given = *args.inputs[i];
+    Tensor& own = other.inputs.emplace_back();
+    if (spec.name == "counts") own = of_integers(given, given.shape, counts);
+    if (!spec.dims.starts_with(kRoomDims)) continue;
+    const auto bytes = static_cast<size_t>(given.shape.back()) * info(given.dtype).bytes;
+    own = with_blocks(given, {given.shape[0], capacity, given.shape[2]}, from, bytes);
+  }
+  other.rows = {{std::string(kRoomDims), std::move(rows)}};
+  return other;
+}
+
+std::optional<Rearranged> with_more_room(const RearrangeArgs& args) {
+  return with_room(args, 2 * args.in(0).shape[1] + 3, counts_of(args));
+}
+
+/// What an expert has a sum of its rows in is another then.
+std::optional<Rearranged> with_fewer_rows(const RearrangeArgs& args) {
+  std::vector<int64_t> counts = counts_of(args);
+  for (int64_t& count : counts) count = (count + 1) / 2;
+  Rearranged other = with_room(args, args.in(0).shape[1], counts);
+  other.rows["experts"] = std::vector<int64_t>(counts.size(), -1);
+  return other;
+}
+
+}  // namespace
+
+const std::array<Rearrangement, 2> kRooms{
+    Rearrangement{"documents", "experts with more room", "experts", 1, with_more_room},
+    Rearrangement{"documents", "experts with half of their rows", "experts", 1, with_fewer_rows},
+};
+
 }  // namespace checkop

@@ -2,6 +2,7 @@
 // Groups of rows, one for each expert: where they lie, their data, and the rows of no expert.
 #pragma once
 
+#include <array>
 #include <string_view>
 #include <vector>
 
@@ -53,5 +54,9 @@ RowGroups draw_row_groups(const FillArgs& args, std::initializer_list<std::strin
 /// some; in mode constant the first one is full and the others have none. If no rows are to be left out, all are full.
 /// The rows of no expert hold payloads in the tensors `of_rows`.
 void draw_row_counts(const FillArgs& args, std::initializer_list<std::string_view> of_rows);
+
+/// Of operators with masked groups, whose tensors of rows begin with "experts capacity": the room of an expert and the
+/// number of its rows change.
+extern const std::array<Rearrangement, 2> kRooms;
 
 }  // namespace checkop

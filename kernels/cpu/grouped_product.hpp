@@ -3,16 +3,12 @@
 // it has. Both have the inputs a, b, where the rows of each expert lie, and grad_c.
 #pragma once
 
+#include <optional>
+
+#include "cpu/expert_rows.hpp"
 #include "cpu/product.hpp"
-#include "cpu/rows.hpp"
 
 namespace native {
-
-/// Where the rows of experts lie in tensors of rows.
-enum class RowLayout {
-  successive,  ///< [rows, columns]; offsets[e] <= r < offsets[e + 1]
-  masked,      ///< [experts, capacity, columns]; the first counts[e] of each
-};
 
 /// `t` from its element `first` on.
 inline checkop_tensor from(const checkop_tensor& t, int64_t first) {
@@ -27,27 +23,7 @@ struct GroupedCall {
     check_computed_dtype(a.dtype);
     check_matrix(a, "a", a.dtype, rows, k_dim);
     check_b(b, "b");
-    const auto* const given = static_cast<const int32_t*>(c.inputs[2].data);
-    if (layout == RowLayout::successive) {
-      Extent bounds{"experts + 1", experts() + 1};
-      check_vector(c.inputs[2], "offsets", CHECKOP_I32, bounds);
-      check_offsets(given, experts(), rows.value, 1);
-      begins.assign(given, given + experts());
-      ends.assign(given + 1, given + 1 + experts());
-    } else {
-      if (a.rank != 3) throw Refusal(CHECKOP_FAILED, "a: expected rank 3");
-      Extent of_a{"experts", experts()}, of_counts{"experts", experts()};
-      of_a.bind(a.shape[0], "a");
-      check_vector(c.inputs[2], "counts", CHECKOP_I32, of_counts);
-      const int64_t capacity = a.shape[1];
-      for (int64_t e = 0; e < experts(); ++e) {
-        if (given[e] < 0 || given[e] > capacity)
-          throw Refusal(CHECKOP_FAILED, "counts[" + std::to_string(e) + "] = " + std::to_string(given[e]) +
-                                            " is outside [0, " + std::to_string(capacity) + "]");
-        begins.push_back(e * capacity);
-        ends.push_back(e * capacity + given[e]);
-      }
-    }
+    of_experts.emplace(a, c.inputs[2], layout, b.shape[0], rows.value);
   }
 
   void check_b(const checkop_tensor& t, const char* name) {
@@ -57,9 +33,9 @@ struct GroupedCall {
     check_matrix(t, name, a.dtype, of_all, k_dim);
   }
 
-  int64_t experts() const { return b.shape[0]; }
-  int64_t first(int64_t e) const { return begins[size(e)]; }
-  int64_t count(int64_t e) const { return ends[size(e)] - first(e); }
+  int64_t experts() const { return of_experts->experts(); }
+  int64_t first(int64_t e) const { return of_experts->first(e); }
+  int64_t count(int64_t e) const { return of_experts->count(e); }
   int64_t of_matrix() const { return n_dim.value * k_dim.value; }
 
   std::vector<float> part(const checkop_tensor& t, int64_t e, int64_t columns) const {
@@ -82,7 +58,7 @@ struct GroupedCall {
 
   const checkop_tensor &a, &b;
   Extent rows{"rows"}, k_dim{"k_dim"}, n_dim{"n_dim"};
-  std::vector<int64_t> begins, ends;
+  std::optional<ExpertRows> of_experts;
 };
 
 template <RowLayout layout>

@@ -9,6 +9,12 @@
 
 namespace checkop::kernels::grouped_gemm {
 
+/// How the rows of experts lie in tensors of rows.
+enum class RowLayout {
+  successive,  ///< [rows, columns], with offsets [experts + 1]
+  masked,      ///< [experts, capacity, columns], with counts [experts]
+};
+
 struct Shape {
   int64_t rows = 0, experts = 0, k_dim = 0, n_dim = 0;
   int64_t capacity = kSuccessive;  ///< of an expert, if the groups are masked; `rows` are then those of all room

@@ -14,12 +14,6 @@ namespace checkop::kernels::grouped_gemm {
 
 static_assert(mma::SmallTile::kM == kLeastTileRows);
 
-/// How the rows of experts lie in `a`, c and their gradients.
-enum class RowLayout {
-  successive,  ///< [rows, columns], with offsets [experts + 1]
-  masked,      ///< [experts, capacity, columns], with counts [experts]
-};
-
 /// The shape as far as the tensors give it; zeros for tensors that check_call() will refuse.
 template <RowLayout layout>
 Shape shape_of(const checkop_call* call) {

@@ -8,7 +8,8 @@ Op = Literal["logp", "linear_logp", "matmul", "det_gemm", "lm_head", "rms_norm",
              "kl_full", "grpo_loss", "policy_loss", "linear_policy_loss", "pack", "moe_permute", "moe_combine",
              "moe_route", "grouped_gemm", "masked_grouped_gemm", "gae", "adamw", "whiten", "group_norm", "tp_logp",
              "tp_linear_logp", "all_reduce", "reduce_scatter", "all_gather", "quant_fp8_block", "quant_fp8_block_2d",
-             "quant_mxfp8", "quant_nvfp4", "fp8_block_gemm", "grouped_fp8_block_gemm", "fp8_block_wgrad"]
+             "quant_mxfp8", "quant_nvfp4", "fp8_block_gemm", "grouped_fp8_block_gemm", "masked_grouped_fp8_block_gemm",
+             "fp8_block_wgrad"]
 DType = Literal["fp32", "bf16", "fp16", "fp64"]
 Class = Literal["pointwise", "reduction", "contraction", "logprob", "composite", "exact"]
 CheckName = Literal["accuracy", "invariance", "determinism", "memory"]

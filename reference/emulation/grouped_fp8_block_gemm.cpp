@@ -1,37 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Emulates grouped_fp8_block_gemm as kernels compute it.
-#include "emulation/fp8_product.hpp"
-#include "emulation/row_groups.hpp"
+#include "emulation/grouped_fp8_product.hpp"
 
 namespace checkop {
 namespace {
 
 using namespace emulation;
 
-constexpr FaultSpec kScaleAOfGroup{"scale_a_of_group", "scales of a are counted from the first row of a group"};
-constexpr FaultSpec kScaleBOfFirstExpert{"scale_b_of_first_expert", "all rows get the scales of the first expert's b"};
-
 void forward(const EmulationArgs& args) {
-  const Arithmetic& f = args.arithmetic;
-  const Matrix a = codes_of(args, 0, /*is_b=*/false), scale_a = scales_of(args, 1),
-               b = codes_of(args, 2, /*is_b=*/true), scale_b = scales_of(args, 3);
-  const int64_t n_dim = args.in(2).shape[1], of_scales = args.in(3).shape[1];
-  for_each_part(f, groups_of(f, args.integers(4), a.rows()), [&](int64_t first, int64_t end, int64_t expert) {
-    const int64_t of_scale = f.has(kScaleBOfFirstExpert.name) ? 0 : expert;
-    const int64_t first_scale = f.has(kScaleAOfGroup.name) ? 0 : first;
-    const Matrix own_a = rows_of(a, first, end), own_b = rows_of(b, expert * n_dim, (expert + 1) * n_dim);
-    const Matrix own_scale_a = rows_of(scale_a, first_scale, first_scale + end - first);
-    const Matrix own_scale_b = rows_of(scale_b, of_scale * of_scales, (of_scale + 1) * of_scales);
-    const Element element(args, own_a, own_scale_a, own_b, own_scale_b);
-    args.parallel_for(end - first, [&](int64_t row) {
-      for (int64_t column = 0; column < n_dim; ++column)
-        args.out(0)[static_cast<size_t>((first + row) * n_dim + column)] = element.at(row, column);
-    });
-  });
+  store_fp8_rows(args, groups_of(args.arithmetic, args.integers(4), args.in(0).shape[0]));
 }
 
-constexpr auto kFaults =
-    joined(joined(kFp8ProductFaults, kRowGroupFaults), std::array{kScaleAOfGroup, kScaleBOfFirstExpert});
+constexpr auto kFaults = joined(joined(kFp8ProductFaults, kRowGroupFaults), kScalesOfGroupFaults);
 
 }  // namespace
 

@@ -7,23 +7,12 @@ namespace {
 
 using namespace emulation;
 
-constexpr FaultSpec kCountOfNext{"count_of_next", "an expert has as many rows as the next one", "nonfinite"};
-constexpr FaultSpec kLastRowLost{"last_row_lost", "the last row of an expert is left out"};
 constexpr FaultSpec kReadPacked{"read_packed", "rows are read as if no expert had room for more"};
 constexpr FaultSpec kRestLeft{"rest_left",
                               "rows behind an expert's count keep what lay there: those of the one before"};
 
-std::vector<Group> masked_groups(const EmulationArgs& args) {
-  const Arithmetic& a = args.arithmetic;
-  const std::vector<int64_t> counts = args.integers(2);
-  const int64_t experts = std::ssize(counts), capacity = args.in(0).shape[1];
-  std::vector<Group> groups;
-  for (int64_t e = 0; e < experts; ++e) {
-    int64_t count = counts[static_cast<size_t>(a.has(kCountOfNext.name) ? (e + 1) % experts : e)];
-    if (a.has(kLastRowLost.name)) count = std::max<int64_t>(0, count - 1);
-    groups.push_back({e * capacity, e * capacity + count, e, e, (e + 1) * capacity, experts * capacity});
-  }
-  return with_matrices(a, groups);
+std::vector<Group> groups_of(const EmulationArgs& args) {
+  return masked_groups(args.arithmetic, args.integers(2), args.in(0).shape[1]);
 }
 
 /// Input `index`, whose rows are those of experts, as the kernel reads it.
@@ -52,33 +41,20 @@ void store_masked_rows(const EmulationArgs& args, const std::vector<Group>& grou
 }
 
 void forward(const EmulationArgs& args) {
-  const std::vector<Group> groups = masked_groups(args);
+  const std::vector<Group> groups = groups_of(args);
   store_masked_rows(args, groups, rows_read(args, 0, groups), true);
 }
 
 void backward(const EmulationArgs& args) {
-  const std::vector<Group> groups = masked_groups(args);
+  const std::vector<Group> groups = groups_of(args);
   const Matrix g = rows_read(args, 3, groups);
   store_masked_rows(args, groups, g, false);
   store_sums(args, groups, g, rows_read(args, 0, groups), args.out(1));
 }
 
-/// The faults of products of groups, in the words of this layout, and its own.
-template <size_t n>
-constexpr auto with_own(std::array<FaultSpec, n> faults) {
-  for (FaultSpec& fault : faults) {
-    if (fault.name == kGroupSpills.name)
-      fault.meaning = "the last tile of an expert writes over the rows behind its count";
-    if (fault.name == kNoExpertComputed.name) fault.meaning = "rows behind an expert's count are computed";
-    if (fault.name == kRestCounted.name) fault.meaning = "rows behind an expert's count are summed up in its gradient";
-    if (fault.name == kRestMultiplied.name)
-      fault.meaning = "rows behind an expert's count are multiplied by 0 and summed up";
-  }
-  return joined(faults, std::array{kCountOfNext, kLastRowLost, kReadPacked, kRestLeft});
-}
-
-constexpr auto kForwardFaults = with_own(kGroupedForwardFaults);
-constexpr auto kBackwardFaults = with_own(kGroupedBackwardFaults);
+constexpr std::array kOwnFaults{kReadPacked, kRestLeft};
+constexpr auto kForwardFaults = joined(of_masked(kGroupedForwardFaults), kOwnFaults);
+constexpr auto kBackwardFaults = joined(of_masked(kGroupedBackwardFaults), kOwnFaults);
 
 }  // namespace
 

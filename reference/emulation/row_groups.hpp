@@ -27,6 +27,9 @@ inline constexpr FaultSpec kEmptyStale{"empty_stale",
                                        "an expert without rows keeps what lay in its gradient: another's"};
 inline constexpr FaultSpec kNotReset{"not_reset", "an expert's gradient begins with that of the one before"};
 
+inline constexpr FaultSpec kCountOfNext{"count_of_next", "an expert has as many rows as the next one", "nonfinite"};
+inline constexpr FaultSpec kLastRowLost{"last_row_lost", "the last row of an expert is left out"};
+
 /// Faults of results by row.
 inline constexpr std::array kRowGroupFaults{kGroupSpills,       kPartialTileLost, kPreviousExpert,
                                             kFirstExpertForAll, kEmptyUncounted,  kNoExpertComputed};
@@ -58,6 +61,32 @@ inline std::vector<Group> groups_of(const Arithmetic& a, const std::vector<int64
   }
   groups.back().rest_end = rows;
   return with_matrices(a, groups);
+}
+
+/// Groups that have the first counts[e] rows of a room of `capacity` rows each.
+inline std::vector<Group> masked_groups(const Arithmetic& a, const std::vector<int64_t>& counts, int64_t capacity) {
+  const int64_t experts = std::ssize(counts);
+  std::vector<Group> groups;
+  for (int64_t e = 0; e < experts; ++e) {
+    int64_t count = counts[static_cast<size_t>(a.has(kCountOfNext.name) ? (e + 1) % experts : e)];
+    if (a.has(kLastRowLost.name)) count = std::max<int64_t>(0, count - 1);
+    groups.push_back({e * capacity, e * capacity + count, e, e, (e + 1) * capacity, experts * capacity});
+  }
+  return with_matrices(a, groups);
+}
+
+/// Faults of groups in the words of masked ones, and what only these have.
+template <size_t n>
+constexpr std::array<FaultSpec, n + 2> of_masked(std::array<FaultSpec, n> faults) {
+  for (FaultSpec& fault : faults) {
+    if (fault.name == kGroupSpills.name)
+      fault.meaning = "the last tile of an expert writes over the rows behind its count";
+    if (fault.name == kNoExpertComputed.name) fault.meaning = "rows behind an expert's count are computed";
+    if (fault.name == kRestCounted.name) fault.meaning = "rows behind an expert's count are summed up in its gradient";
+    if (fault.name == "rest_multiplied")
+      fault.meaning = "rows behind an expert's count are multiplied by 0 and summed up";
+  }
+  return joined(faults, std::array{kCountOfNext, kLastRowLost});
 }
 
 /// Calls put(first, end, matrix) for the rows of every group, in the order in which the emulated kernel writes them.

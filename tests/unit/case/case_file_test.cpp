@@ -112,6 +112,7 @@ TEST(CaseFile, TheSmokeSuiteHasEveryOperatorsEdges) {
       const auto all_rows = [](const Case& c) {
         for (const char* dim : {"tokens", "seqs", "numel"})
           if (c.dims.contains(dim)) return c.dims.at(dim);
+        if (c.dims.contains("capacity")) return c.dims.at("experts");
         int64_t rows = c.dims.at(c.dims.contains("batch") ? "batch" : c.dims.contains("rows") ? "rows" : "n_dim");
         if (c.dims.contains("seq") && c.op->name != "rope") rows *= c.dims.at("seq");
         return rows;

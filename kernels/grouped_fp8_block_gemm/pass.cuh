@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pass of the candidates cuda of grouped_fp8_block_gemm and masked_grouped_fp8_block_gemm.
+#pragma once
+
+#include "cuda/fp8_product.cuh"
+#include "gemm/grouped_rows.cuh"
+
+namespace checkop::kernels::grouped_fp8 {
+
+using fp8::kBlock;
+using fp8::kTile;
+using grouped_gemm::Groups;
+using grouped_gemm::RowLayout;
+using grouped_gemm::Shape;
+
+/// Two blocks on an SM, as in fp8_block_gemm.
+template <typename T>
+__global__ __launch_bounds__(fp8::kThreads, 2) void multiply(fp8::Codes<1> a, fp8::Codes<kBlock> b,
+                                                             const RowTile* __restrict__ tiles, int64_t n_dim,
+                                                             T* __restrict__ d) {
+  const RowTile tile = tiles[blockIdx.x];
+  if (tile.group < 0) return;  // the whole block
+  b.codes += tile.group * n_dim * b.length, b.scales += tile.group * ceil_div(n_dim, kBlock) * b.blocks;
+  fp8::multiply_tile(a, tile.row, tile.end, b, int64_t{blockIdx.y} * kTile, n_dim, 0, a.length, d);
+}
+
+/// The shape as far as the tensors give it; zeros for tensors that are refused.
+template <RowLayout layout>
+Shape shape_of(const checkop_call* call) {
+  constexpr int kRank = layout == RowLayout::masked ? 3 : 2;
+  if (call->n_inputs < 5 || call->inputs[0].rank != kRank || call->inputs[2].rank != 3) return {};
+  const checkop_tensor &a = call->inputs[0], &b = call->inputs[2];
+  if constexpr (layout == RowLayout::masked)
+    return {b.shape[0] * a.shape[1], b.shape[0], a.shape[2], b.shape[1], a.shape[1]};
+  return {a.shape[0], b.shape[0], a.shape[1], b.shape[1]};
+}
+
+template <RowLayout layout>
+size_t workspace_bytes(const checkop_call* call) {
+  return grouped_gemm::Layout(shape_of<layout>(call), kTile).bytes;
+}
+
+template <RowLayout layout>
+checkop_status forward(const checkop_call* call) {
+  constexpr bool kMasked = layout == RowLayout::masked;
+  CallCheck check(call);
+  if (check.counts(5, 1).failed()) return check.status();
+  const checkop_tensor &a = call->inputs[0], &scale_a = call->inputs[1], &b = call->inputs[2],
+                       &scale_b = call->inputs[3], &given = call->inputs[4], &d = call->outputs[0];
+  check.dtype(a, "a", CHECKOP_E4M3).rank_at_least(a, "a", kMasked ? 3 : 2).contiguous(a, "a");
+  check.dtype(b, "b", CHECKOP_E4M3).rank_at_least(b, "b", 3).contiguous(b, "b").float_dtype(d, "d");
+  if (check.failed()) return check.status();
+  const Shape shape = shape_of<layout>(call);
+  const int64_t blocks = ceil_div(shape.k_dim, kBlock);
+  const auto has_rows = [&](const checkop_tensor& t, const char* name, int64_t columns) {
+    if constexpr (kMasked) {
+      check.shape(t, name, t, 0, {shape.experts, shape.capacity, columns}).contiguous(t, name);
+    } else {
+      check.shape(t, name, t, 0, {shape.rows, columns}).contiguous(t, name);
+    }
+  };
+  has_rows(a, "a", shape.k_dim);
+  check.shape(b, "b", b, 0, {shape.experts, shape.n_dim, shape.k_dim}).dtype(scale_a, "scale_a", CHECKOP_F32);
+  has_rows(scale_a, "scale_a", blocks);
+  check.dtype(scale_b, "scale_b", CHECKOP_F32);
+  check.shape(scale_b, "scale_b", scale_b, 0, {shape.experts, ceil_div(shape.n_dim, kBlock), blocks});
+  const char* const name = kMasked ? "counts" : "offsets";
+  check.contiguous(scale_b, "scale_b").dtype(given, name, CHECKOP_I32);
+  check.shape(given, name, given, 0, {kMasked ? shape.experts : shape.experts + 1}).contiguous(given, name);
+  has_rows(d, "d", shape.n_dim);
+  if (check.workspace(workspace_bytes<layout>(call)).failed()) return check.status();
+  if (auto status = fp8::check_bound_attributes(call)) return status;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  const int64_t columns = ceil_div(shape.n_dim, kTile);
+  if (shape.rows > kMost || shape.experts > kMost || columns > 65535) {
+    return say(call, CHECKOP_UNSUPPORTED,
+               "%lld rows, %lld experts and %lld columns, fewer than 2^31, 2^31 and 2^22 are supported",
+               static_cast<long long>(shape.rows), static_cast<long long>(shape.experts),
+               static_cast<long long>(shape.n_dim));
+  }
+  return with_float_type(d.dtype, [&]<typename Tag>(Tag) {
+    using T = typename Tag::type;
+    auto* const out = static_cast<T*>(d.data);
+    Groups<T> groups(call, shape, 4);
+    if (auto status = groups.list(kTile, out, shape.n_dim)) return status;
+    const RowGroupList list = groups.listed();
+    if (list.most_tiles > 0 && columns > 0) {
+      multiply<T><<<dim3(static_cast<unsigned>(list.most_tiles), static_cast<unsigned>(columns)), fp8::kThreads, 0,
+                    groups.stream()>>>(fp8::codes_of<1>(a, scale_a), fp8::codes_of<kBlock>(b, scale_b), list.tiles,
+                                       shape.n_dim, out);
+    }
+    if (auto status = launch_status(call, "launch grouped_fp8_block_gemm")) return status;
+    return groups.finish();
+  });
+}
+
+}  // namespace checkop::kernels::grouped_fp8

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of rows of e4m3 codes with the codes of their expert: gold and identities.
+#include "grouped_fp8_product.hpp"
+
+#include <vector>
+
+#include "fp8_product.hpp"
+#include "identity.hpp"
+#include "left_out.hpp"
+#include "row_groups.hpp"
+
+namespace checkop::grouped_fp8_product {
+namespace {
+
+using fp8_product::ScaledCodes;
+
+/// The operands of the groups.
+template <class Args>
+struct Groups : RowGroups {
+  explicit Groups(const Args& args_)
+      : RowGroups(of(args_.in(kOfA), args_.in(kOfGroups))), n_dim(args_.in(kOfB).shape[1]), args(args_) {}
+
+  ScaledCodes rows_of(int64_t expert) const {
+    return {args.in(kOfA), args.in(kOfScaleA), 1, first(expert), first(expert)};
+  }
+  ScaledCodes matrix(int64_t expert) const {
+    return {args.in(kOfB), args.in(kOfScaleB), fp8_product::kBlock, expert * n_dim,
+            expert * args.in(kOfScaleB).shape[1]};
+  }
+
+  int64_t n_dim;
+  const Args& args;
+};
+
+}  // namespace
+
+void forward(const GoldArgs& args) {
+  const Groups groups(args);
+  groups.require_order();
+  for (int64_t e = 0; e < groups.experts(); ++e)
+    fp8_product::emit_product(args, 0, groups.first(e), rows_within(args.rows(0), groups.first(e), groups.count(e)),
+                              groups.rows_of(e), groups.matrix(e), groups.n_dim);
+  emit_unused(args, 0, groups.used_rows());
+}
+
+void identities(const IdentityArgs& args) {
+  const Groups groups(args);
+  for (int64_t e = 0; e < groups.experts(); ++e)
+    if (groups.count(e) > 0)
+      fp8_product::check_product(args, 0, groups.first(e), groups.rows_of(e).dequantised(args, groups.count(e)),
+                                 groups.matrix(e).dequantised(args, groups.n_dim));
+  check_zero_rows(args, 0, groups.used_rows());
+}
+
+Work work(const GoldArgs& args) {
+  const Groups groups(args);
+  groups.require_order();
+  const std::vector<char> rows = groups.used_rows(), experts = groups.used_experts();
+  double unread = 0;
+  for (const Input of_rows : {kOfA, kOfScaleA}) unread += bytes_left_out(args.in(of_rows), rows);
+  for (const Input of_experts : {kOfB, kOfScaleB}) unread += bytes_left_out(args.in(of_experts), experts);
+  return {2.0 * static_cast<double>(groups.used() * args.in(kOfA).shape.back()) * static_cast<double>(groups.n_dim),
+          unread};
+}
+
+}  // namespace checkop::grouped_fp8_product
