@@ -14,7 +14,7 @@
 namespace checkop::test {
 namespace {
 
-constexpr size_t kRoom = 4096;  // faults times passes
+constexpr size_t kRoom = 5120;  // faults times passes
 
 struct Entry {
   const Operator* op;
