@@ -118,7 +118,7 @@ class Planter {
   /// amax is below eps; of e2m1, the scale is 0 or subnormal; where scales go so far, it is one of the least two.
   void tiny(const Place& place) const {
     int exponent = data_.is_e2m1 && choice(place.first, 2) == 0 ? -11 : -16;
-    if (data_.has_least_scales && x_.dtype != DType::f16) exponent = place.first % 2 == 0 ? -119 : -126;
+    if (data_.has_least_scales && x_.dtype != DType::f16) exponent = choice(place.first, 2) == 0 ? -119 : -126;
     place.fill([&](int64_t i) { return std::ldexp(place.get(i), exponent); });
   }
 

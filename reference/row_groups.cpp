@@ -154,7 +154,7 @@ std::optional<Rearranged> with_more_room(const RearrangeArgs& args) {
   return with_room(args, 2 * args.in(0).shape[1] + 3, counts_of(args));
 }
 
-/// What an expert has a sum of its rows in is another then.
+/// A gradient that sums an expert's rows then sums other rows, so it is not compared.
 std::optional<Rearranged> with_fewer_rows(const RearrangeArgs& args) {
   std::vector<int64_t> counts = counts_of(args);
   for (int64_t& count : counts) count = (count + 1) / 2;

@@ -33,8 +33,7 @@ size_t workspace_bytes(const checkop_call* call) {
 /// The variant of a call with empty outputs.
 constexpr const char* kEmpty = "empty output: nothing to compute";
 
-// --- portable products
-// -------------------------------------------------------------------------------------------------
+// --- portable products -----------------------------------------------------------------------------------------------
 
 /// The products of gemm/mma.cuh and gemm/tile.cuh, one tile each.
 template <typename MmaTile, bool aligned>
@@ -160,8 +159,7 @@ struct PortableGroups {
   }
 };
 
-// --- passes
-// ------------------------------------------------------------------------------------------------------------
+// --- passes ----------------------------------------------------------------------------------------------------------
 
 template <RowLayout layout>
 checkop_status check_call(const checkop_call* call, bool backward) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of successive groups of rows on Hopper, in one kernel that computes the tiles of all groups: RowGroups, the
+// Products of groups of rows on Hopper, in one kernel that computes the tiles of all groups: RowGroups, the
 // rows of each group times a matrix of its own; SumGroups, sums over the rows of each group. Only the device knows
-// where the groups begin.
+// where the groups begin and end.
 //
 // A tile belongs to one group. Its rows behind the group's last one are computed but not stored; a row of c depends on
 // that row of `a` alone. Behind the last term of a group both operands are zero, because 0 * NaN would change the sum.

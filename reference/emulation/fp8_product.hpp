@@ -36,7 +36,7 @@ inline constexpr FaultSpec kBlockTwice{"block_twice", "the first block is added 
 inline constexpr FaultSpec kNotPromoted{"not_promoted",
                                         "the sum over all columns is that of a tensor core, of 14 bits"};
 inline constexpr FaultSpec kE5m2Read{"e5m2_read", "codes of b are read as e5m2", "nonfinite"};
-inline constexpr FaultSpec kSubnormalsFlushed{"subnormals_flushed", "codes of subnormal numbers count as 0"};
+inline constexpr FaultSpec kFp8SubnormalsFlushed{"subnormals_flushed", "codes of subnormal numbers count as 0"};
 inline constexpr FaultSpec kNextColumn{"next_column", "the columns of d are those of the next row of b"};
 
 /// What an FP8 tensor core adds at once: n products times `scale`, to `total`. Every addend is truncated to 2^-13 of
@@ -62,7 +62,7 @@ inline Matrix codes_of(const EmulationArgs& args, int index, bool is_b) {
       codes.values[i] = static_cast<float>(value);
     }
     constexpr float kLeastNormal = 0x1p-6F;
-    if (a.has(kSubnormalsFlushed.name) && std::abs(codes.values[i]) < kLeastNormal) codes.values[i] = 0;
+    if (a.has(kFp8SubnormalsFlushed.name) && std::abs(codes.values[i]) < kLeastNormal) codes.values[i] = 0;
   }
   return codes;
 }
@@ -145,7 +145,7 @@ inline constexpr std::array kFp8ProductFaults{faults::kLastKDropped,
                                               kBlockTwice,
                                               kNotPromoted,
                                               kE5m2Read,
-                                              kSubnormalsFlushed,
+                                              kFp8SubnormalsFlushed,
                                               kNextColumn};
 
 }  // namespace checkop::emulation

@@ -18,6 +18,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -69,9 +70,16 @@ void send_with(int socket, const std::string& text, const std::vector<int>& desc
   }
 }
 
+std::string first_word(const std::string& command) {
+  const size_t begin = std::min(command.find_first_not_of(' '), command.size());
+  return command.substr(begin, command.find(' ', begin) - begin);
+}
+
 /// Lets a simple command replace its shell (`exec`), so that its signals and its closed output are seen directly, not
 /// the shell's version of them.
-std::string without_shell(const std::string& command) { return replaces_shell(command) ? "exec " + command : command; }
+std::string without_shell(const std::string& command) {
+  return replaces_shell(command) && first_word(command) != "exec" ? "exec " + command : command;
+}
 
 /// This process's environment, with `changed` variables.
 std::vector<std::string> environment_with(std::vector<std::string> changed) {
@@ -146,9 +154,22 @@ std::string last_words(const std::string& stderr_file) {
 }
 
 bool replaces_shell(const std::string& command) {
-  const std::string first = command.substr(0, command.find(' '));
-  return command.find_first_of(";&|()<>\n") == std::string::npos && !first.empty() &&
-         first.find('=') == std::string::npos && first != "exec" && first != "!";
+  const std::string first = first_word(command);
+  if (first.empty() || first == "!" || first.find('=') != std::string::npos) return false;
+  char quote = '\0';
+  for (size_t i = 0; i < command.size(); ++i) {
+    const char c = command[i];
+    if (c == '\\' && quote != '\'') {
+      ++i;  // the next character stands for itself
+    } else if (quote != '\0') {
+      if (c == quote) quote = '\0';
+    } else if (c == '\'' || c == '"') {
+      quote = c;
+    } else if (std::string_view(";&|()<>\n").find(c) != std::string_view::npos) {
+      return false;
+    }
+  }
+  return quote == '\0';
 }
 
 LineProcess::LineProcess(const std::string& command, const std::string& stderr_file,

@@ -304,7 +304,7 @@ External::External(const ExternalCommand& command, int socket)
     std::optional<Confinement> confinement;
     if (command.is_confined) confinement = confinement_of(command, own_folder_);
     auto process = std::make_unique<LineProcess>(command.command, stderr_file(command), confinement);
-    // With a GPU it maps more memory than there is.
+    // The CUDA driver maps more memory than there is, so a process that may use a GPU has no limit.
     if (command.is_confined && !may_use_gpu(command)) confined_ = process->id();
     process_ = std::move(process);
   } else if (LineSocket::is_socket(socket)) {

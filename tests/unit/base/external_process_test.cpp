@@ -106,5 +106,23 @@ TEST(LineSocket, PipesAndClosedDescriptorsAreNoSockets) {
   EXPECT_FALSE(LineSocket::is_socket(pipe_ends[0]));
 }
 
+TEST(LineProcess, ASimpleCommandReplacesItsShell) {
+  for (const char* command : {"python3 mine.py", "  python3 mine.py", "exec python3 mine.py", "python3 -c 'f(1); g(2)'",
+                              "python3 -c \"f(1)\"", "./mine --name a\\;b", "a b='c d'"})
+    EXPECT_TRUE(replaces_shell(command)) << command;
+  for (const char* command :
+       {"", "  ", "cd kernels && python3 mine.py", "A=1 python3 mine.py", "! mine", "mine | tee log", "mine > log",
+        "(mine)", "mine &", "mine\nmine", "python3 -c 'f(1)", "'a' ; b"})
+    EXPECT_FALSE(replaces_shell(command)) << command;
+}
+
+TEST(LineProcess, ACommandIsOneProcessWhetherItSaysExecOrNot) {
+  const TempFolder folder;
+  for (const char* command : {"sh -c 'echo $$'", "exec sh -c 'echo $$'", " sh -c 'echo $$; true'"}) {
+    LineProcess process(command, folder.path() + "/stderr");
+    EXPECT_EQ(process.next_line(), std::to_string(process.id())) << command;
+  }
+}
+
 }  // namespace
 }  // namespace checkop::external_process_test
