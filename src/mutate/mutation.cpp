@@ -91,13 +91,15 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 
 class Trials {
  public:
-  Trials(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads, bool diagnoses)
+  Trials(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads, bool diagnoses,
+         WantsFault wants)
       : c_(c),
         contract_(contract),
         arch_key_(arch_key),
         threads_(threads),
         inputs_(make_inputs(c, threads)),
-        gold_(c, inputs_, threads) {
+        gold_(c, inputs_, threads),
+        wants_(std::move(wants)) {
     if (diagnoses) emulated_.emplace(c, inputs_, threads);
     for (const OutputSpec& spec : c.pass->outputs) {
       demands_.push_back(contract.demands_for(c, spec));
@@ -126,7 +128,7 @@ class Trials {
 
   /// A kernel that converts what it reads to another type.
   void converted_inputs() {
-    if (c_.pass->emulation == nullptr || !shows_in(kUpstreamInFp16, c_, c_.dtype)) return;
+    if (c_.pass->emulation == nullptr || !is_to_try(kUpstreamInFp16, "", c_.dtype)) return;
     std::vector<Tensor> read = make_inputs(c_, threads_);
     bool has_upstream = false;
     for (size_t i = 0; i < read.size(); ++i) {
@@ -150,7 +152,7 @@ class Trials {
     const std::vector<Tensor> right = stored(c_, emulated(kUsual, "", {}));
     for (const Recipe& recipe : c_.pass->recipes) {
       const std::string name(recipe.name);
-      if (!lists(recipe.dtypes, info(c_.dtype).name) || is_granted(name)) continue;
+      if (!lists(recipe.dtypes, info(c_.dtype).name) || is_granted(name) || !wants(name, "")) continue;
       const std::vector<Tensor> rounded = stored(c_, emulated(kUsual, "", {name}));
       add({recipe.name, recipe.formula}, "", tried(right, rounded));
     }
@@ -165,7 +167,8 @@ class Trials {
       const Tensor& right = all_right[i];
       const MatrixView view = judged_view(*c_.op, spec.tensor, right.shape);
       for (const ResultFault& fault : result_faults()) {
-        if (!shows_in(fault.spec, c_, right.dtype) || (fault.spec.kind == "nonfinite" && !info(right.dtype).is_float))
+        if (!is_to_try(fault.spec, spec.tensor.name, right.dtype) ||
+            (fault.spec.kind == "nonfinite" && !info(right.dtype).is_float))
           continue;
         std::vector<double> values = gold_.values()[i];
         Result result{spec, view, values, outputs[i]};
@@ -182,6 +185,7 @@ class Trials {
     if (gold_.values()[0].empty()) return;
     for (const BehaviourFault& fault : behaviour_faults()) {
       if (fault.of_rows && !is_per_row(*c_.op, c_.pass->outputs[0].tensor)) continue;
+      if (!wants(fault.spec.name, "")) continue;
       std::vector<Tensor> outputs = make_outputs(c_);
       const RunChecks checks;
       const RunResult run = run_with_fault(fault, c_, inputs_, outputs, checks);
@@ -207,6 +211,12 @@ class Trials {
     return all;
   }
 
+  bool wants(std::string_view fault, std::string_view output) const { return !wants_ || wants_(fault, output); }
+
+  bool is_to_try(const FaultSpec& fault, std::string_view output, DType dtype) const {
+    return wants(fault.name, output) && shows_in(fault, c_, dtype);
+  }
+
   bool is_granted(const std::string& recipe) const {
     return std::find(granted_.begin(), granted_.end(), recipe) != granted_.end();
   }
@@ -227,12 +237,15 @@ class Trials {
 
   /// Faults of kernels with these recipes.
   void add_emulated_faults(const std::vector<std::string>& recipes) {
-    const std::vector<Tensor> right = stored(c_, emulated(kUsual, "", recipes));
+    const std::string suffix = recipes.empty() ? "" : fmt::format(", {}", fmt::join(recipes, " + "));
+    std::vector<Tensor> right;  // made when it is needed
     for (const FaultSpec& fault : c_.pass->emulation->faults) {
-      if (!shows_in(fault, c_, c_.dtype) || is_granted_rounding(fault)) continue;
+      const std::string name = std::string(fault.name) + suffix;
+      if (!wants(name, "") || !shows_in(fault, c_, c_.dtype) || is_granted_rounding(fault)) continue;
+      if (right.empty()) right = stored(c_, emulated(kUsual, "", recipes));
       const std::vector<Tensor> wrong = stored(c_, emulated(kUsual, fault.name, recipes));
       add(fault, "", tried(right, wrong, [&] { return judged_of_data(wrong, fault, recipes); }));
-      if (!recipes.empty()) trials_.back().name += fmt::format(", {}", fmt::join(recipes, " + "));
+      trials_.back().name = name;
     }
   }
 
@@ -351,14 +364,15 @@ class Trials {
   std::vector<Trial> trials_;
   mutable std::optional<EmulatedFaults> emulated_;  ///< of inputs_ as they were at first; only to diagnose
   bool swapped_ = false;                            ///< whether inputs_ are the finite ones
+  WantsFault wants_;
 };
 
 }  // namespace
 
 std::vector<Trial> try_contract(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads,
-                                bool diagnoses) {
+                                bool diagnoses, WantsFault wants) {
   if (row_count(c) == 0) return {};  // no elements, so nothing can be wrong
-  Trials trials(c, contract, arch_key, threads, diagnoses);
+  Trials trials(c, contract, arch_key, threads, diagnoses, std::move(wants));
   trials.controls();
   trials.emulated_faults();
   trials.converted_inputs();

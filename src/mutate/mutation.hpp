@@ -38,9 +38,11 @@ struct Trial {
 
 /// Tries all controls and faults of `c` under `contract`: orders of addition and faults of the pass's emulation, result
 /// faults for each output, and behaviour faults. The case's seed determines the result. Returns nothing for a case
-/// without rows. Needs 24 bytes per element of the outputs. `diagnoses`: fills in Trial::cause.
+/// without rows. Needs 24 bytes per element of the outputs. `diagnoses`: fills in Trial::cause. `wants`: whether to try
+/// a fault with this name in this output ("" for all); without it, all are tried.
+using WantsFault = std::function<bool(std::string_view name, std::string_view output)>;
 std::vector<Trial> try_contract(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads,
-                                bool diagnoses = false);
+                                bool diagnoses = false, WantsFault wants = {});
 
 /// A trivial, wrong answer that `contract` would accept for an output of a case.
 struct Vacuity {

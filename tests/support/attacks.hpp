@@ -11,7 +11,6 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <ostream>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -28,9 +27,6 @@ struct Attack {
   std::string tries, stopped_by;      ///< in the document's table
   bool shown = true;                  ///< succeeds where nothing is defended, on every machine
 };
-
-/// For names of tests.
-inline void PrintTo(const Attack& attack, std::ostream* out) { *out << attack.name; }
 
 constexpr const char* kCase = "--op matmul --batch 2 --seq 3 --k-dim 8 --n-dim 16";
 
