@@ -203,7 +203,7 @@ __global__ __launch_bounds__(Config::kThreads, 1) void fp8_kernel(const __grid_c
       const Tile tile = tile_of(item);
       const int64_t row = tile.m + group * 64 + warp % 4 * 16 + lane / 4, last = tile.m_end - 1;
       const int64_t upper = min(row, last), below = min(row + 8, last) - upper;
-      int64_t of_columns = tile.n / kBlock;
+      int64_t of_columns = min(tile.n, p.n_dim - 1) / kBlock;  // a block of a cluster may have no columns
       if constexpr (Products::kMany) of_columns += (tile.b_row - tile.n) / p.n_dim * ceil_div(p.n_dim, int64_t{kBlock});
       RowScales scales(p.scale_a + upper * p.blocks, below * p.blocks, p.scale_b + of_columns * p.blocks, p.blocks);
 #pragma unroll
