@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pass of the candidates cuda of grouped_fp8_block_gemm and masked_grouped_fp8_block_gemm.
+// The pass of grouped_fp8_block_gemm and masked_grouped_fp8_block_gemm, and the products of their candidates cuda.
 #pragma once
 
 #include "cuda/fp8_product.cuh"
@@ -40,7 +40,38 @@ size_t workspace_bytes(const checkop_call* call) {
   return grouped_gemm::Layout(shape_of<layout>(call), kTile).bytes;
 }
 
-template <RowLayout layout>
+// Interface of the products:
+//   check(call, shape)                           refuses what they don't support
+//   multiply(groups, call, shape, out, variant)  lists the groups, which sets the rows of none, and enqueues the
+//                                                products; sets the name of the variant that ran, if there are many
+
+/// In fp32 units.
+struct PortableProducts {
+  static checkop_status check(const checkop_call* call, const Shape& shape) {
+    constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+    if (shape.rows <= kMost && shape.experts <= kMost && ceil_div(shape.n_dim, kTile) <= 65535) return CHECKOP_OK;
+    return say(call, CHECKOP_UNSUPPORTED,
+               "%lld rows, %lld experts and %lld columns, fewer than 2^31, 2^31 and 2^22 are supported",
+               static_cast<long long>(shape.rows), static_cast<long long>(shape.experts),
+               static_cast<long long>(shape.n_dim));
+  }
+  template <typename T>
+  static checkop_status multiply(Groups<T>& groups, const checkop_call* call, const Shape& shape, T* out,
+                                 const char*&) {
+    if (auto status = groups.list(kTile, out, shape.n_dim)) return status;
+    const RowGroupList list = groups.listed();
+    const int64_t columns = ceil_div(shape.n_dim, kTile);
+    if (list.most_tiles > 0 && columns > 0) {
+      const checkop_tensor* const in = call->inputs;
+      grouped_fp8::multiply<T><<<dim3(static_cast<unsigned>(list.most_tiles), static_cast<unsigned>(columns)),
+                                 fp8::kThreads, 0, groups.stream()>>>(
+          fp8::codes_of<1>(in[0], in[1]), fp8::codes_of<kBlock>(in[2], in[3]), list.tiles, shape.n_dim, out);
+    }
+    return launch_status(call, "launch grouped_fp8_block_gemm");
+  }
+};
+
+template <RowLayout layout, typename Products = PortableProducts>
 checkop_status forward(const checkop_call* call) {
   constexpr bool kMasked = layout == RowLayout::masked;
   CallCheck check(call);
@@ -70,27 +101,15 @@ checkop_status forward(const checkop_call* call) {
   has_rows(d, "d", shape.n_dim);
   if (check.workspace(workspace_bytes<layout>(call)).failed()) return check.status();
   if (auto status = fp8::check_bound_attributes(call)) return status;
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  const int64_t columns = ceil_div(shape.n_dim, kTile);
-  if (shape.rows > kMost || shape.experts > kMost || columns > 65535) {
-    return say(call, CHECKOP_UNSUPPORTED,
-               "%lld rows, %lld experts and %lld columns, fewer than 2^31, 2^31 and 2^22 are supported",
-               static_cast<long long>(shape.rows), static_cast<long long>(shape.experts),
-               static_cast<long long>(shape.n_dim));
-  }
+  if (auto status = Products::check(call, shape)) return status;
   return with_float_type(d.dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     auto* const out = static_cast<T*>(d.data);
     Groups<T> groups(call, shape, 4);
-    if (auto status = groups.list(kTile, out, shape.n_dim)) return status;
-    const RowGroupList list = groups.listed();
-    if (list.most_tiles > 0 && columns > 0) {
-      multiply<T><<<dim3(static_cast<unsigned>(list.most_tiles), static_cast<unsigned>(columns)), fp8::kThreads, 0,
-                    groups.stream()>>>(fp8::codes_of<1>(a, scale_a), fp8::codes_of<kBlock>(b, scale_b), list.tiles,
-                                       shape.n_dim, out);
-    }
-    if (auto status = launch_status(call, "launch grouped_fp8_block_gemm")) return status;
-    return groups.finish();
+    const char* variant = nullptr;
+    if (auto status = Products::multiply(groups, call, shape, out, variant)) return status;
+    if (auto status = groups.finish()) return status;
+    return variant == nullptr ? CHECKOP_OK : say(call, CHECKOP_OK, "%s", variant);
   });
 }
 

@@ -29,6 +29,7 @@ template <typename T>
 constexpr CUtensorMapDataType tensor_map_type() {
   if constexpr (std::is_same_v<T, __half>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   if constexpr (std::is_same_v<T, __nv_bfloat16>) return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  if constexpr (std::is_same_v<T, uint8_t>) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
   return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 }
 

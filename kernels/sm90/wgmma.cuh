@@ -155,6 +155,32 @@ __device__ __forceinline__ void wgmma(float (&d)[n / 2], const uint32_t* a_words
 
 #undef CHECKOP_WGMMA_OF
 #undef CHECKOP_WGMMA
+#define CHECKOP_WGMMA(n, list, a, b, add, ...)                                                                  \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " add                                                          \
+               ", 0;\n"                                                                                         \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" list "}, " a ", " b ", p, 1, 1;\n}" \
+               : __VA_ARGS__                                                                                    \
+               : "l"(a_descriptor), "l"(b_descriptor), "r"(add_to))
+
+/// d[64, n] = a[64, 32] * b[n, 32] of e4m3 codes, plus d when add_to is not 0. Both operands lie along k. A block of 32
+/// codes has the bytes of one of 16 numbers of 16 bits, so SmemLayout describes it: a line of 64 such numbers is one of
+/// 128 codes. d is as above.
+template <int n>
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[n / 2], uint64_t a_descriptor, uint64_t b_descriptor,
+                                           int add_to) {
+  if constexpr (n == 32) {
+    CHECKOP_WGMMA(32, CHECKOP_P0, "%16", "%17", "%18", CHECKOP_D(0));
+  } else if constexpr (n == 64) {
+    CHECKOP_WGMMA(64, CHECKOP_P0 "," CHECKOP_P1, "%32", "%33", "%34", CHECKOP_D(0), CHECKOP_D(16));
+  } else if constexpr (n == 128) {
+    CHECKOP_WGMMA(128, CHECKOP_P0 "," CHECKOP_P1 "," CHECKOP_P2 "," CHECKOP_P3, "%64", "%65", "%66", CHECKOP_D(0),
+                  CHECKOP_D(16), CHECKOP_D(32), CHECKOP_D(48));
+  } else {
+    static_assert(n == 0, "not a width of wgmma used here");
+  }
+}
+
+#undef CHECKOP_WGMMA
 #undef CHECKOP_D
 #undef CHECKOP_D4
 #undef CHECKOP_P0
