@@ -207,7 +207,8 @@ run_sanitize() {
   row sanitizer-control "$seen" 0 sanitizer-control.log
   # One process per operator. Kernels of libraries are not checked.
   local -A groups=([products-sm90]="cuda-sm90 matmul,det_gemm,lm_head" [linear_logp-sm90]="cuda-sm90 linear_logp"
-    [attention-sm90]="cuda-sm90 attention,varlen_attention,paged_attention" [grouped_gemm-sm90]="cuda-sm90 grouped_gemm,masked_grouped_gemm")
+    [attention-sm90]="cuda-sm90 attention,varlen_attention,paged_attention" [grouped_gemm-sm90]="cuda-sm90 grouped_gemm,masked_grouped_gemm"
+    [fp8-sm90]="cuda-sm90 fp8_block_gemm,grouped_fp8_block_gemm,masked_grouped_fp8_block_gemm")
   local check group candidates ops filter op
   for op in kernels/*/cuda.cu; do
     op=$(basename "$(dirname "$op")")
