@@ -42,11 +42,13 @@ class RowScales {
   __device__ RowScales(const float* row, int64_t below, const float* columns, int blocks)
       : upper_(row), lower_(row + below), columns_(columns), blocks_(blocks) {
     load();
-    take();
   }
   /// Sets the scales of the two rows for the next block. Blocks come in order.
   __device__ void next(float& of_upper, float& of_lower) {
-    if (block_ % 4 == 0 && block_ > 0) take();
+    if (block_ % 4 == 0) {
+      scale_[0] = coming_[0] * coming_[2], scale_[1] = coming_[1] * coming_[2];
+      load();
+    }
     const int lane = threadIdx.x % kWarp / 4 * 4 + block_ % 4;
     of_upper = __shfl_sync(kAllLanes, scale_[0], lane), of_lower = __shfl_sync(kAllLanes, scale_[1], lane);
     ++block_;
@@ -59,10 +61,6 @@ class RowScales {
     coming_[0] = exists ? __ldg(upper_ + block) : 0.0f, coming_[1] = exists ? __ldg(lower_ + block) : 0.0f;
     coming_[2] = exists ? __ldg(columns_ + block) : 0.0f;
     loaded_ += 4;
-  }
-  __device__ void take() {
-    scale_[0] = coming_[0] * coming_[2], scale_[1] = coming_[1] * coming_[2];
-    load();
   }
 
   const float *upper_, *lower_, *columns_;
@@ -185,54 +183,17 @@ __global__ __launch_bounds__(Config::kThreads, 1) void fp8_kernel(const __grid_c
       wgmma_commit_group();
       pipe.advance();
     };
-    uint32_t oldest = 0;  // the stage that is to be released next
-    const auto add = [&](float(&of_block)[kCount], RowScales& scales) {
-      release(oldest);
-      oldest = oldest + 1 == Config::kStages ? 0 : oldest + 1;
-      float upper, lower;
-      scales.next(upper, lower);
-      pin_registers(of_block);  // no use moves above the wait
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) sum[i] = fmaf(i % 4 < 2 ? upper : lower, of_block[i], sum[i]);
-    };
-
-    const uint32_t staging =
-        base + Config::kStages * Config::kStageBytes + warp * Config::kStoreBuffers * Config::kBoxBytes;
-    uint32_t store_buffer = 0;
-    for (uint32_t item = blockIdx.x / Config::kCluster; item < tiles; item += stride) {
-      const Tile tile = tile_of(item);
+    const auto scales_of = [&](const Tile& tile) {
       const int64_t row = tile.m + group * 64 + warp % 4 * 16 + lane / 4, last = tile.m_end - 1;
       const int64_t upper = min(row, last), below = min(row + 8, last) - upper;
       int64_t of_columns = min(tile.n, p.n_dim - 1) / kBlock;  // a block of a cluster may have no columns
       if constexpr (Products::kMany) of_columns += (tile.b_row - tile.n) / p.n_dim * ceil_div(p.n_dim, int64_t{kBlock});
-      RowScales scales(p.scale_a + upper * p.blocks, below * p.blocks, p.scale_b + of_columns * p.blocks, p.blocks);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
-
-      // While the tensor cores multiply a block, the one before is added.
-      float even[kCount], odd[kCount];
-      multiply(even);
-      int left = p.blocks - 1;  // blocks whose product has not begun
-      while (left >= 2) {
-        multiply(odd);
-        wgmma_wait_group<1>();
-        add(even, scales);
-        multiply(even);
-        wgmma_wait_group<1>();
-        add(odd, scales);
-        left -= 2;
-      }
-      if (left == 1) {
-        multiply(odd);
-        wgmma_wait_group<1>();
-        add(even, scales);
-        wgmma_wait_group<0>();
-        add(odd, scales);
-      } else {
-        wgmma_wait_group<0>();
-        add(even, scales);
-      }
-
+      return RowScales(p.scale_a + upper * p.blocks, below * p.blocks, p.scale_b + of_columns * p.blocks, p.blocks);
+    };
+    const uint32_t staging =
+        base + Config::kStages * Config::kStageBytes + warp * Config::kStoreBuffers * Config::kBoxBytes;
+    uint32_t store_buffer = 0;
+    const auto store = [&](const Tile& tile) {
       const int64_t m = tile.m + group * 64;
       if constexpr (Config::kStores == Stores::staged && sizeof(T) == 2) {
         if (p.staged) {
@@ -252,10 +213,58 @@ __global__ __launch_bounds__(Config::kThreads, 1) void fp8_kernel(const __grid_c
             }
             store_buffer = (store_buffer + 1) % Config::kStoreBuffers;
           }
-          continue;
+          return;
         }
       }
       store_direct<Config>(sum, p.d, p.n_dim, m, tile.n, tile.m_end, p.n_dim);
+    };
+
+    uint32_t item = blockIdx.x / Config::kCluster;
+    if (item >= tiles) return;
+    // The blocks of all tiles are one sequence: while the tensor cores multiply one, the one before is added to the
+    // sums, which are stored if it was the last one of its tile.
+    int64_t left = int64_t{(tiles - item - 1) / stride + 1} * p.blocks;  // blocks whose product is not begun
+    RowScales scales = scales_of(tile_of(item));
+    int added = 0;        // blocks of the tile
+    uint32_t oldest = 0;  // the stage that is to be released next
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
+    const auto add = [&](float(&of_block)[kCount]) {
+      release(oldest);
+      oldest = oldest + 1 == Config::kStages ? 0 : oldest + 1;
+      float upper, lower;
+      scales.next(upper, lower);
+      pin_registers(of_block);  // no use moves above the wait
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sum[i] = fmaf(i % 4 < 2 ? upper : lower, of_block[i], sum[i]);
+      if (++added < p.blocks) return;
+      const uint32_t done = item;
+      added = 0, item += stride;
+      if (item < tiles) scales = scales_of(tile_of(item));  // early: they are needed soon
+      store(tile_of(done));
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
+    };
+    float even[kCount], odd[kCount];
+    multiply(even);
+    while (--left >= 2) {
+      multiply(odd);
+      wgmma_wait_group<1>();
+      add(even);
+      multiply(even);
+      wgmma_wait_group<1>();
+      add(odd);
+      --left;
+    }
+    if (left == 1) {
+      multiply(odd);
+      wgmma_wait_group<1>();
+      add(even);
+      wgmma_wait_group<0>();
+      add(odd);
+    } else {
+      wgmma_wait_group<0>();
+      add(even);
     }
     if constexpr (Config::kStores == Stores::staged) {
       if (lane == 0) tma_store_wait<0>();
