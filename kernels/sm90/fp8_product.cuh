@@ -35,36 +35,37 @@ struct Fp8Params {
 };
 
 /// The scales of the two rows of a thread, those of a row of `a` times those of the columns of the tile. The four lanes
-/// of a row hold those of four blocks of k, and those of the next four are on their way.
+/// of a row hold those of four of the `blocks` blocks of k, and those of the next four are on their way.
 class RowScales {
  public:
-  /// `row` and `columns` point to the scales of the first block; the second row is 8 rows below, or `below` floats.
-  __device__ RowScales(const float* row, int64_t below, const float* columns, int blocks)
-      : upper_(row), lower_(row + below), columns_(columns), blocks_(blocks) {
-    load();
+  /// `row` and `columns` point to the scales of the first block; those of the second row are `below` floats away.
+  __device__ RowScales(const float* row, int below, const float* columns, int blocks)
+      : row_(row), columns_(columns), below_(below) {
+    load(0, blocks);
   }
-  /// Sets the scales of the two rows for the next block. Blocks come in order.
-  __device__ void next(float& of_upper, float& of_lower) {
+  /// Sets the scales of the two rows for the next block. Blocks come in order, from the first one on.
+  __device__ void next(float& of_upper, float& of_lower, int blocks) {
     if (block_ % 4 == 0) {
       scale_[0] = coming_[0] * coming_[2], scale_[1] = coming_[1] * coming_[2];
-      load();
+      load(block_ + 4, blocks);
     }
     const int lane = threadIdx.x % kWarp / 4 * 4 + block_ % 4;
     of_upper = __shfl_sync(kAllLanes, scale_[0], lane), of_lower = __shfl_sync(kAllLanes, scale_[1], lane);
     ++block_;
   }
+  /// Whether that was the last block.
+  __device__ bool ended(int blocks) const { return block_ == blocks; }
 
  private:
-  __device__ void load() {
-    const int block = loaded_ + static_cast<int>(threadIdx.x % 4);
-    const bool exists = block < blocks_;
-    coming_[0] = exists ? __ldg(upper_ + block) : 0.0f, coming_[1] = exists ? __ldg(lower_ + block) : 0.0f;
+  __device__ void load(int block, int blocks) {
+    block += static_cast<int>(threadIdx.x % 4);
+    const bool exists = block < blocks;
+    coming_[0] = exists ? __ldg(row_ + block) : 0.0f, coming_[1] = exists ? __ldg(row_ + below_ + block) : 0.0f;
     coming_[2] = exists ? __ldg(columns_ + block) : 0.0f;
-    loaded_ += 4;
   }
 
-  const float *upper_, *lower_, *columns_;
-  int blocks_, block_ = 0, loaded_ = 0;
+  const float *row_, *columns_;
+  int below_, block_ = 0;
   float coming_[3], scale_[2];
 };
 
@@ -185,8 +186,9 @@ __global__ __launch_bounds__(Config::kThreads, 1) void fp8_kernel(const __grid_c
     };
     const auto scales_of = [&](const Tile& tile) {
       const int64_t row = tile.m + group * 64 + warp % 4 * 16 + lane / 4, last = tile.m_end - 1;
-      const int64_t upper = min(row, last), below = min(row + 8, last) - upper;
-      int64_t of_columns = min(tile.n, p.n_dim - 1) / kBlock;  // a block of a cluster may have no columns
+      const int64_t upper = min(row, last);
+      const auto below = static_cast<int>(min(row + 8, last) - upper);  // of rows
+      int64_t of_columns = min(tile.n, p.n_dim - 1) / kBlock;           // a block of a cluster may have no columns
       if constexpr (Products::kMany) of_columns += (tile.b_row - tile.n) / p.n_dim * ceil_div(p.n_dim, int64_t{kBlock});
       return RowScales(p.scale_a + upper * p.blocks, below * p.blocks, p.scale_b + of_columns * p.blocks, p.blocks);
     };
@@ -223,9 +225,9 @@ __global__ __launch_bounds__(Config::kThreads, 1) void fp8_kernel(const __grid_c
     if (item >= tiles) return;
     // The blocks of all tiles are one sequence: while the tensor cores multiply one, the one before is added to the
     // sums, which are stored if it was the last one of its tile.
-    int64_t left = int64_t{(tiles - item - 1) / stride + 1} * p.blocks;  // blocks whose product is not begun
+    // Blocks whose product is not begun. Operands and d that fit in memory have fewer than 2^31 for each thread block.
+    int left = static_cast<int>((tiles - item - 1) / stride + 1) * p.blocks;
     RowScales scales = scales_of(tile_of(item));
-    int added = 0;        // blocks of the tile
     uint32_t oldest = 0;  // the stage that is to be released next
 #pragma unroll
     for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
@@ -233,13 +235,13 @@ __global__ __launch_bounds__(Config::kThreads, 1) void fp8_kernel(const __grid_c
       release(oldest);
       oldest = oldest + 1 == Config::kStages ? 0 : oldest + 1;
       float upper, lower;
-      scales.next(upper, lower);
+      scales.next(upper, lower, p.blocks);
       pin_registers(of_block);  // no use moves above the wait
 #pragma unroll
       for (int i = 0; i < kCount; ++i) sum[i] = fmaf(i % 4 < 2 ? upper : lower, of_block[i], sum[i]);
-      if (++added < p.blocks) return;
+      if (!scales.ended(p.blocks)) return;
       const uint32_t done = item;
-      added = 0, item += stride;
+      item += stride;
       if (item < tiles) scales = scales_of(tile_of(item));  // early: they are needed soon
       store(tile_of(done));
 #pragma unroll
@@ -277,6 +279,7 @@ __global__ __launch_bounds__(Config::kThreads, 1) void fp8_kernel(const __grid_c
 template <int consumers, int n, int cluster_m, int cluster_n>
 struct Fp8Config : KernelConfig<consumers, n, 64, 0, cluster_m, cluster_n, kTma, kStaged> {
   static constexpr bool kUsesSetmaxnreg = consumers == 2 && n == 128;
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
   static constexpr int kProducerThreads = kUsesSetmaxnreg ? kWarpgroup : kWarp;
   static constexpr int kThreads = consumers * kWarpgroup + kProducerThreads;
 };
