@@ -35,38 +35,37 @@ struct Fp8Params {
 };
 
 /// The scales of the two rows of a thread, those of a row of `a` times those of the columns of the tile. The four lanes
-/// of a row hold those of four blocks of k, and those of the next four are on their way.
+/// of a row hold those of four of the `blocks` blocks of k, and those of the next four are on their way.
 class RowScales {
  public:
-  /// `row` and `columns` point to the scales of the first block; the second row is 8 rows below, or `below` floats.
-  __device__ RowScales(const float* row, int64_t below, const float* columns, int blocks)
-      : upper_(row), lower_(row + below), columns_(columns), blocks_(blocks) {
-    load();
-    take();
+  /// `row` and `columns` point to the scales of the first block; those of the second row are `below` floats away.
+  __device__ RowScales(const float* row, int below, const float* columns, int blocks)
+      : row_(row), columns_(columns), below_(below) {
+    load(0, blocks);
   }
-  /// Sets the scales of the two rows for the next block. Blocks come in order.
-  __device__ void next(float& of_upper, float& of_lower) {
-    if (block_ % 4 == 0 && block_ > 0) take();
+  /// Sets the scales of the two rows for the next block. Blocks come in order, from the first one on.
+  __device__ void next(float& of_upper, float& of_lower, int blocks) {
+    if (block_ % 4 == 0) {
+      scale_[0] = coming_[0] * coming_[2], scale_[1] = coming_[1] * coming_[2];
+      load(block_ + 4, blocks);
+    }
     const int lane = threadIdx.x % kWarp / 4 * 4 + block_ % 4;
     of_upper = __shfl_sync(kAllLanes, scale_[0], lane), of_lower = __shfl_sync(kAllLanes, scale_[1], lane);
     ++block_;
   }
+  /// Whether that was the last block.
+  __device__ bool ended(int blocks) const { return block_ == blocks; }
 
  private:
-  __device__ void load() {
-    const int block = loaded_ + static_cast<int>(threadIdx.x % 4);
-    const bool exists = block < blocks_;
-    coming_[0] = exists ? __ldg(upper_ + block) : 0.0f, coming_[1] = exists ? __ldg(lower_ + block) : 0.0f;
+  __device__ void load(int block, int blocks) {
+    block += static_cast<int>(threadIdx.x % 4);
+    const bool exists = block < blocks;
+    coming_[0] = exists ? __ldg(row_ + block) : 0.0f, coming_[1] = exists ? __ldg(row_ + below_ + block) : 0.0f;
     coming_[2] = exists ? __ldg(columns_ + block) : 0.0f;
-    loaded_ += 4;
-  }
-  __device__ void take() {
-    scale_[0] = coming_[0] * coming_[2], scale_[1] = coming_[1] * coming_[2];
-    load();
   }
 
-  const float *upper_, *lower_, *columns_;
-  int blocks_, block_ = 0, loaded_ = 0;
+  const float *row_, *columns_;
+  int below_, block_ = 0;
   float coming_[3], scale_[2];
 };
 
@@ -185,54 +184,18 @@ __global__ __launch_bounds__(Config::kThreads, 1) void fp8_kernel(const __grid_c
       wgmma_commit_group();
       pipe.advance();
     };
-    uint32_t oldest = 0;  // the stage that is to be released next
-    const auto add = [&](float(&of_block)[kCount], RowScales& scales) {
-      release(oldest);
-      oldest = oldest + 1 == Config::kStages ? 0 : oldest + 1;
-      float upper, lower;
-      scales.next(upper, lower);
-      pin_registers(of_block);  // no use moves above the wait
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) sum[i] = fmaf(i % 4 < 2 ? upper : lower, of_block[i], sum[i]);
+    const auto scales_of = [&](const Tile& tile) {
+      const int64_t row = tile.m + group * 64 + warp % 4 * 16 + lane / 4, last = tile.m_end - 1;
+      const int64_t upper = min(row, last);
+      const auto below = static_cast<int>(min(row + 8, last) - upper);  // of rows
+      int64_t of_columns = min(tile.n, p.n_dim - 1) / kBlock;           // a block of a cluster may have no columns
+      if constexpr (Products::kMany) of_columns += (tile.b_row - tile.n) / p.n_dim * ceil_div(p.n_dim, int64_t{kBlock});
+      return RowScales(p.scale_a + upper * p.blocks, below * p.blocks, p.scale_b + of_columns * p.blocks, p.blocks);
     };
-
     const uint32_t staging =
         base + Config::kStages * Config::kStageBytes + warp * Config::kStoreBuffers * Config::kBoxBytes;
     uint32_t store_buffer = 0;
-    for (uint32_t item = blockIdx.x / Config::kCluster; item < tiles; item += stride) {
-      const Tile tile = tile_of(item);
-      const int64_t row = tile.m + group * 64 + warp % 4 * 16 + lane / 4, last = tile.m_end - 1;
-      const int64_t upper = min(row, last), below = min(row + 8, last) - upper;
-      int64_t of_columns = min(tile.n, p.n_dim - 1) / kBlock;  // a block of a cluster may have no columns
-      if constexpr (Products::kMany) of_columns += (tile.b_row - tile.n) / p.n_dim * ceil_div(p.n_dim, int64_t{kBlock});
-      RowScales scales(p.scale_a + upper * p.blocks, below * p.blocks, p.scale_b + of_columns * p.blocks, p.blocks);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
-
-      // While the tensor cores multiply a block, the one before is added.
-      float even[kCount], odd[kCount];
-      multiply(even);
-      int left = p.blocks - 1;  // blocks whose product has not begun
-      while (left >= 2) {
-        multiply(odd);
-        wgmma_wait_group<1>();
-        add(even, scales);
-        multiply(even);
-        wgmma_wait_group<1>();
-        add(odd, scales);
-        left -= 2;
-      }
-      if (left == 1) {
-        multiply(odd);
-        wgmma_wait_group<1>();
-        add(even, scales);
-        wgmma_wait_group<0>();
-        add(odd, scales);
-      } else {
-        wgmma_wait_group<0>();
-        add(even, scales);
-      }
-
+    const auto store = [&](const Tile& tile) {
       const int64_t m = tile.m + group * 64;
       if constexpr (Config::kStores == Stores::staged && sizeof(T) == 2) {
         if (p.staged) {
@@ -252,10 +215,58 @@ __global__ __launch_bounds__(Config::kThreads, 1) void fp8_kernel(const __grid_c
             }
             store_buffer = (store_buffer + 1) % Config::kStoreBuffers;
           }
-          continue;
+          return;
         }
       }
       store_direct<Config>(sum, p.d, p.n_dim, m, tile.n, tile.m_end, p.n_dim);
+    };
+
+    uint32_t item = blockIdx.x / Config::kCluster;
+    if (item >= tiles) return;
+    // The blocks of all tiles are one sequence: while the tensor cores multiply one, the one before is added to the
+    // sums, which are stored if it was the last one of its tile.
+    // Blocks whose product is not begun. Operands and d that fit in memory have fewer than 2^31 for each thread block.
+    int left = static_cast<int>((tiles - item - 1) / stride + 1) * p.blocks;
+    RowScales scales = scales_of(tile_of(item));
+    uint32_t oldest = 0;  // the stage that is to be released next
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
+    const auto add = [&](float(&of_block)[kCount]) {
+      release(oldest);
+      oldest = oldest + 1 == Config::kStages ? 0 : oldest + 1;
+      float upper, lower;
+      scales.next(upper, lower, p.blocks);
+      pin_registers(of_block);  // no use moves above the wait
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sum[i] = fmaf(i % 4 < 2 ? upper : lower, of_block[i], sum[i]);
+      if (!scales.ended(p.blocks)) return;
+      const uint32_t done = item;
+      item += stride;
+      if (item < tiles) scales = scales_of(tile_of(item));  // early: they are needed soon
+      store(tile_of(done));
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
+    };
+    float even[kCount], odd[kCount];
+    multiply(even);
+    while (--left >= 2) {
+      multiply(odd);
+      wgmma_wait_group<1>();
+      add(even);
+      multiply(even);
+      wgmma_wait_group<1>();
+      add(odd);
+      --left;
+    }
+    if (left == 1) {
+      multiply(odd);
+      wgmma_wait_group<1>();
+      add(even);
+      wgmma_wait_group<0>();
+      add(odd);
+    } else {
+      wgmma_wait_group<0>();
+      add(even);
     }
     if constexpr (Config::kStores == Stores::staged) {
       if (lane == 0) tma_store_wait<0>();
@@ -268,11 +279,13 @@ __global__ __launch_bounds__(Config::kThreads, 1) void fp8_kernel(const __grid_c
 template <int consumers, int n, int cluster_m, int cluster_n>
 struct Fp8Config : KernelConfig<consumers, n, 64, 0, cluster_m, cluster_n, kTma, kStaged> {
   static constexpr bool kUsesSetmaxnreg = consumers == 2 && n == 128;
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
   static constexpr int kProducerThreads = kUsesSetmaxnreg ? kWarpgroup : kWarp;
   static constexpr int kThreads = consumers * kWarpgroup + kProducerThreads;
 };
 
-// "Columns" and "Rows" name what the two blocks of a cluster share.
+// "Columns" and "Rows" name what the two blocks of a cluster share. Speeds: those measured for 16-bit tiles of the same
+// bytes; for the clusters of 128x128 tiles, estimates between those of their neighbours.
 struct Fp8Tile128x128Columns : Fp8Config<2, 128, 2, 1> {
   static constexpr const char* kVariant = "wgmma, tile 128x128, clusters of 2 that share columns";
   static constexpr Speed kSpeed{5600, 380, 0, 50, 1000};
