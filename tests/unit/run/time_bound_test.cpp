@@ -106,11 +106,13 @@ class BenchClaims : public testing::Test {
 };
 
 constexpr double kWorkMs = 20;
+// On a machine that has more to do than this, the way to a process and back may take milliseconds, in some of the
+// passes: then the bounds are too high, or noise makes them too low.
+constexpr int kAttempts = 5;
 
 TEST_F(BenchClaims, HonestTimesAreTheCandidatesOwn) {
-  // On a machine that has more to do than this, the way to the process and back may take milliseconds.
   BenchRun run;
-  for (int i = 0; i < 5 && (i == 0 || run.overruled > 0); ++i) run = time("honest");
+  for (int i = 0; i < kAttempts && (i == 0 || run.overruled > 0); ++i) run = time("honest");
   ASSERT_EQ(run.status, RunStatus::ok) << run.message;
   EXPECT_EQ(run.overruled, 0);
   ASSERT_EQ(run.burst_ms.size(), static_cast<size_t>(kLeastRepeats));
@@ -119,7 +121,8 @@ TEST_F(BenchClaims, HonestTimesAreTheCandidatesOwn) {
 
 TEST_F(BenchClaims, LiesGiveTheTimeOfTheWork) {
   for (const char* name : {"stops_the_clock", "claims_no_time", "replays_by_content"}) {
-    const BenchRun run = time(name);
+    BenchRun run;
+    for (int i = 0; i < kAttempts && run.overruled == 0; ++i) run = time(name);
     ASSERT_EQ(run.status, RunStatus::ok) << name << ": " << run.message;
     EXPECT_GT(run.overruled, 0) << name;
     EXPECT_GE(summarize(run.burst_ms).median, 0.9 * kWorkMs) << name;
@@ -128,7 +131,8 @@ TEST_F(BenchClaims, LiesGiveTheTimeOfTheWork) {
 
 TEST_F(BenchClaims, FewDataSetsBoundTimesToo) {
   for (const size_t sets : {1, 2, 4}) {
-    const BenchRun run = time("stops_the_clock", sets);
+    BenchRun run;
+    for (int i = 0; i < kAttempts && run.overruled < kLeastRepeats; ++i) run = time("stops_the_clock", sets);
     ASSERT_EQ(run.status, RunStatus::ok) << sets << ": " << run.message;
     EXPECT_EQ(run.overruled, kLeastRepeats) << sets;
     EXPECT_GE(summarize(run.burst_ms).median, 0.9 * kWorkMs) << sets;
