@@ -73,7 +73,7 @@ class Torch(unittest.TestCase):
                 "y[0,1,31]: 1 element was never written": torch_kernels.leaves_out_an_element,
                 "output 'y': 1 element changed behind its end, first at +0": torch_kernels.writes_past_out,
             }.items():
-                for isolate in ("spawn", "here"):
+                for isolate in ("spawn", "here") if dtype == "fp32" else ("here",):
                     report = ask(fn, dtype=dtype, isolate=isolate)
                     self.assertEqual(report.verdict, "fail", sentence)
                     self.assertIn(sentence, report.checks[0].reason)
