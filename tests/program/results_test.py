@@ -383,6 +383,14 @@ class Page(Results):
         self.assertEqual([(row["op"], row["dtype"]) for row in after["checks"]], [("logp", "fp32"), ("silu", "bf16")])
         self.assertEqual([row["tool"] for row in after["sanitizers"]], ["racecheck"])
         self.assertEqual(after["bench"], before["bench"])
+        # Both devices have a present row now: that of the later day stays.
+        self.write_raw("report-smoke.json", report([case(seq=7)], started="2199-01-01T00:00:00Z"))
+        self.summarize()
+        self.run_script("prune")
+        with open(path, encoding="utf-8") as file:
+            self.assertEqual([row["dtype"] for row in json.load(file)["checks"] if row["op"] == "logp"], [])
+        with open(self.summary, encoding="utf-8") as file:
+            self.assertIn(("logp", "bf16"), [(row["op"], row["dtype"]) for row in json.load(file)["checks"]])
 
     def test_marks_rows_whose_kernel_nobody_knows(self):
         os.remove(os.path.join(self.folder, "kernels.json"))
