@@ -257,7 +257,7 @@ run_bench() {
 }
 
 run_products() {
-  rm -f "$out"/bench-{det_gemm,grouped_gemm,lm_head,linear_logp,linear_policy_loss,attention,varlen_attention,paged_attention}.jsonl
+  rm -f "$out"/bench-{det_gemm,grouped_gemm,fp8_block_gemm,lm_head,linear_logp,linear_policy_loss,attention,varlen_attention,paged_attention}.jsonl
   local sizes m k n
   for sizes in $product_sizes; do
     IFS=, read -r m k n <<<"$sizes"
@@ -286,9 +286,16 @@ run_products() {
   bench "${logits[@]}" --seq 4096 --pass backward --ignored-every 0 --with dlm_head_weight_carry
   # A quarter of the tokens is masked: 4096 count. The backward pass computes the losses, too.
   bench linear_policy_loss cuda-sm90 300 --batch 1 --seq 5461 --hidden 4096 --vocab 128256 --pass backward
-  # Beside cuDNN and FlashAttention, where python3 has PyTorch.
-  local -a beside=()
-  ! python3 -c 'import torch' 2>/dev/null || beside=(--peer 'python3 docs/exec/torch_peers.py' --baseline cudnn)
+  # Beside cuDNN, FlashAttention and cuBLASLt, where python3 has PyTorch.
+  local -a beside=() beside_fp8=()
+  if python3 -c 'import torch' 2>/dev/null; then
+    beside=(--peer 'python3 docs/exec/torch_peers.py' --baseline cudnn)
+    beside_fp8=("${beside[@]:0:2}" --baseline cublaslt)
+  fi
+  for sizes in 4096,7168,4096 4096,2048,7168 128,7168,4096; do
+    IFS=, read -r m k n <<<"$sizes"
+    bench fp8_block_gemm cuda-sm90 120 --batch 1 --seq "$m" --k-dim "$k" --n-dim "$n" "${beside_fp8[@]}"
+  done
   # batch, query heads, key heads, queries and keys, head_dim, causal
   local b h kv s d causal
   for sizes in 1,32,8,4096,128,1 1,32,8,16384,128,1 4,32,8,4096,128,0 2,64,8,8192,64,1; do

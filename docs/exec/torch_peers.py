@@ -7,6 +7,7 @@
   torch        functions of torch.nn.functional, one after the other
   compile      the same through torch.compile
   cudnn        scaled_dot_product_attention with cuDNN; flash: with FlashAttention
+  cublaslt     torch._scaled_mm of FP8 codes with scales of 1 x 128 and 128 x 128 blocks, by cuBLASLt
 
 A backward pass is that of autograd, after one forward pass that is not timed.
 """
@@ -110,6 +111,16 @@ def with_backend(backend):
     return passes("attention", attention, change)
 
 
+def scaled_mm(case):
+    """d of fp8_block_gemm, without a backward pass."""
+    rows, k, n = case.dims["batch"] * case.dims["seq"], case.dims["k_dim"], case.dims["n_dim"]
+    blocks = -(-k // 128)
+    a, b = (case.tensor(count, k, dtype=torch.float32).to(torch.float8_e4m3fn) for count in (rows, n))
+    scale_a = torch.rand(blocks, rows, device=case.device).t()  # rows are contiguous, as cuBLASLt asks
+    scale_b = torch.rand(-(-n // 128), blocks, device=case.device)
+    return lambda: torch._scaled_mm(a, b.t(), scale_a=scale_a, scale_b=scale_b.t(), out_dtype=case.dtype)
+
+
 OPERATORS = {"rms_norm": rms_norm, "silu": silu, "swiglu": swiglu, "logp": logp, "linear_logp": linear_logp, "matmul": matmul,
              "det_gemm": matmul}
 
@@ -120,4 +131,5 @@ if __name__ == "__main__":
                     for key, each in passes(op, function, torch.compile).items()},
         "cudnn": with_backend(SDPBackend.CUDNN_ATTENTION),
         "flash": with_backend(SDPBackend.FLASH_ATTENTION),
+        "cublaslt": {"fp8_block_gemm/forward": scaled_mm},
     })
