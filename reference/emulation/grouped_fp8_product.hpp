@@ -8,7 +8,8 @@
 
 namespace checkop::emulation {
 
-inline constexpr FaultSpec kScaleAOfGroup{"scale_a_of_group", "scales of a are counted from the first row of a group"};
+inline constexpr FaultSpec kScaleAOfGroup{"scale_a_of_group", "scales of a are counted from the first row of a group",
+                                          "accuracy nonfinite"};
 inline constexpr FaultSpec kScaleBOfFirstExpert{"scale_b_of_first_expert",
                                                 "all rows get the scales of the first expert's b"};
 

@@ -7,7 +7,7 @@ namespace {
 
 using namespace emulation;
 
-constexpr FaultSpec kReadPacked{"read_packed", "rows are read as if no expert had room for more"};
+constexpr FaultSpec kReadPacked{"read_packed", "rows are read as if no expert had room for more", "nonfinite"};
 constexpr FaultSpec kRestLeft{"rest_left",
                               "rows behind an expert's count keep what lay there: those of the one before"};
 

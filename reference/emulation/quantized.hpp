@@ -28,7 +28,8 @@ inline constexpr FaultSpec kCodesTruncated{"codes_truncated", "codes are rounded
 inline constexpr FaultSpec kTiesAwayFromZero{"ties_away_from_zero", "a tie between two codes goes to the larger one"};
 inline constexpr FaultSpec kTiesTowardZero{"ties_toward_zero", "a tie between two codes goes to the smaller one"};
 inline constexpr FaultSpec kNanSaturated{"nan_saturated", "NaN becomes the largest code"};
-inline constexpr FaultSpec kAmaxIsNan{"amax_is_nan", "the amax of a block with NaN is NaN", "nonfinite"};
+inline constexpr FaultSpec kAmaxIsNan{"amax_is_nan", "the amax of a block with NaN is NaN",
+                                      "accuracy nonfinite"};  // by the type of the scale
 inline constexpr FaultSpec kSubnormalCodesFlushed{"subnormal_codes_flushed", "codes below the normal numbers become 0"};
 
 /// Faults of every quantisation.

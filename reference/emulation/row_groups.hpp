@@ -79,8 +79,10 @@ inline std::vector<Group> masked_groups(const Arithmetic& a, const std::vector<i
 template <size_t n>
 constexpr std::array<FaultSpec, n + 2> of_masked(std::array<FaultSpec, n> faults) {
   for (FaultSpec& fault : faults) {
-    if (fault.name == kGroupSpills.name)
+    if (fault.name == kGroupSpills.name) {
       fault.meaning = "the last tile of an expert writes over the rows behind its count";
+      fault.kind = "nonfinite";  // of what lies behind the count in a
+    }
     if (fault.name == kNoExpertComputed.name) fault.meaning = "rows behind an expert's count are computed";
     if (fault.name == kRestCounted.name) fault.meaning = "rows behind an expert's count are summed up in its gradient";
     if (fault.name == "rest_multiplied")
