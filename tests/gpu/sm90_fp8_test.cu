@@ -71,10 +71,10 @@ void with_every_config(Run&& run) {
   run(sm90::Fp8Tile128x128{});
   run(sm90::Fp8Tile128x128Columns{});
   run(sm90::Fp8Tile128x128Rows{});
-  run(sm90::Tile128x64{});
-  run(sm90::Tile64x128Columns{});
-  run(sm90::Tile64x128{});
-  run(sm90::Tile64x64{});
+  run(sm90::Fp8Tile128x64{});
+  run(sm90::Fp8Tile64x128Columns{});
+  run(sm90::Fp8Tile64x128{});
+  run(sm90::Fp8Tile64x64{});
 }
 
 const std::vector<Fp8Sizes> kSizes{{1, 1, 16},       {9, 140, 128},   {63, 33, 256},   {64, 64, 272},
@@ -91,7 +91,7 @@ template <typename T>
 void expect_same_fp8_bits() {
   for (const Fp8Sizes& at : kSizes) {
     const Operands operands(at, true);
-    const std::vector<uint8_t> expected = operands.product<sm90::Tile64x64, T>(0, at.m);
+    const std::vector<uint8_t> expected = operands.product<sm90::Fp8Tile64x64, T>(0, at.m);
     for (int64_t i = at.m * at.n * sizeof(T); i < std::ssize(expected); ++i)
       ASSERT_EQ(expected[i], Buffer<T>::kUntouched);
     with_every_config([&]<typename Config>(Config) {
