@@ -47,7 +47,7 @@ checkop_status forward(const checkop_call* call) {
   CallCheck check(call);
   if (check.counts(5, 1).failed()) return check.status();
   const checkop_tensor &grad = call->inputs[0], &scale_grad = call->inputs[1], &x = call->inputs[2],
-                       &scale_x = call->inputs[3], &offsets = call->inputs[4], &dw = call->outputs[0];
+                       &scale_x = call->inputs[3], &dw = call->outputs[0];
   check.dtype(grad, "grad_t", CHECKOP_E4M3).rank_at_least(grad, "grad_t", 2).contiguous(grad, "grad_t");
   check.dtype(x, "x_t", CHECKOP_E4M3).rank_at_least(x, "x_t", 2).contiguous(x, "x_t");
   check.float_dtype(dw, "dw").rank_at_least(dw, "dw", 3);
@@ -59,8 +59,7 @@ checkop_status forward(const checkop_call* call) {
   check.shape(scale_grad, "scale_grad_t", scale_grad, 0, {shape.n_dim, blocks}).contiguous(scale_grad, "scale_grad_t");
   check.dtype(scale_x, "scale_x_t", CHECKOP_F32);
   check.shape(scale_x, "scale_x_t", scale_x, 0, {shape.k_dim, blocks}).contiguous(scale_x, "scale_x_t");
-  check.dtype(offsets, "offsets", CHECKOP_I32).shape(offsets, "offsets", offsets, 0, {shape.experts + 1});
-  check.contiguous(offsets, "offsets");
+  grouped_gemm::check_given<grouped_gemm::RowLayout::successive>(check, shape, call->inputs[4]);
   check.shape(dw, "dw", dw, 0, {shape.experts, shape.n_dim, shape.k_dim}).contiguous(dw, "dw");
   if (check.workspace(workspace_bytes(call)).failed()) return check.status();
   if (auto status = fp8::check_bound_attributes(call)) return status;
@@ -83,7 +82,7 @@ checkop_status forward(const checkop_call* call) {
               fp8::codes_of<1>(grad, scale_grad), fp8::codes_of<1>(x, scale_x), groups.listed().groups, shape.n_dim,
               shape.k_dim, out);
     }
-    if (auto status = launch_status(call, "launch fp8_block_wgrad")) return status;
+    if (auto status = groups.launched(cudaGetLastError())) return status;
     return groups.finish();
   });
 }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A call whose rows belong to groups, of which only the device knows where they lie: its workspace, the list of groups
 // and of their tiles, and the refusal of bad offsets and counts. Shared by grouped_gemm, masked_grouped_gemm,
-// grouped_fp8_block_gemm and fp8_block_wgrad.
+// grouped_fp8_block_gemm, masked_grouped_fp8_block_gemm and fp8_block_wgrad.
 #pragma once
+
+#include <string>
 
 #include "cuda/findings.cuh"
 #include "gemm/row_groups.cuh"
@@ -19,6 +21,40 @@ struct Shape {
   int64_t rows = 0, experts = 0, k_dim = 0, n_dim = 0;
   int64_t capacity = kSuccessive;  ///< of an expert, if the groups are masked; `rows` are then those of all room
 };
+
+/// The rank of a tensor of rows.
+constexpr int rank_of(RowLayout layout) { return layout == RowLayout::masked ? 3 : 2; }
+
+/// The shape as far as the tensors give it: input 0 has the rows of k_dim columns, input `matrices` has [experts,
+/// n_dim, k_dim]. Zeros for tensors that are refused.
+template <RowLayout layout>
+Shape shape_of(const checkop_call* call, int matrices) {
+  if (call->n_inputs <= matrices || call->inputs[0].rank != rank_of(layout) || call->inputs[matrices].rank != 3)
+    return {};
+  const checkop_tensor &a = call->inputs[0], &b = call->inputs[matrices];
+  if constexpr (layout == RowLayout::masked)
+    return {b.shape[0] * a.shape[1], b.shape[0], a.shape[2], b.shape[1], a.shape[1]};
+  return {a.shape[0], b.shape[0], a.shape[1], b.shape[1]};
+}
+
+/// Requires the extents of a contiguous tensor of rows.
+template <RowLayout layout>
+void check_rows(CallCheck& check, const Shape& shape, const checkop_tensor& t, const char* name, int64_t columns) {
+  if constexpr (layout == RowLayout::masked) {
+    check.shape(t, name, t, 0, {shape.experts, shape.capacity, columns});
+  } else {
+    check.shape(t, name, t, 0, {shape.rows, columns});
+  }
+  check.contiguous(t, name);
+}
+/// Requires the dtype and the extent of the offsets or counts; Groups looks at what they hold.
+template <RowLayout layout>
+void check_given(CallCheck& check, const Shape& shape, const checkop_tensor& given) {
+  constexpr bool kMasked = layout == RowLayout::masked;
+  constexpr const char* kName = kMasked ? "counts" : "offsets";
+  check.dtype(given, kName, CHECKOP_I32).shape(given, kName, given, 0, {kMasked ? shape.experts : shape.experts + 1});
+  check.contiguous(given, kName);
+}
 
 /// Byte offsets into the workspace, each a multiple of 256.
 struct Layout {
@@ -65,7 +101,11 @@ class Groups {
             in_workspace<int64_t>(layout.count), layout.most_tiles};
   }
 
-  checkop_status launched(cudaError_t error) const { return cuda_status(call_, error, "launch grouped_gemm"); }
+  /// What became of a launch of the operator's products.
+  checkop_status launched(cudaError_t error) const {
+    if (error == cudaSuccess) return CHECKOP_OK;
+    return cuda_status(call_, error, (std::string("launch ") + call_->kernel->op).c_str());
+  }
 
   /// Waits for the list, and refuses bad offsets or counts. A call that is recorded into a graph has no list to wait
   /// for.

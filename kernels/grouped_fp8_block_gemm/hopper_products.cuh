@@ -38,7 +38,7 @@ struct HopperProducts {
       return sm90::launch_fp8<Config>(p, a_matrix(call, shape), b_matrix(call, shape), list.most_tiles,
                                       groups.stream());
     });
-    return status != CHECKOP_OK ? status : cuda_status(call, error, "launch grouped_fp8_block_gemm");
+    return status != CHECKOP_OK ? status : groups.launched(error);
   }
 
  private:

@@ -24,20 +24,11 @@ __global__ __launch_bounds__(fp8::kThreads, 2) void multiply(fp8::Codes<1> a, fp
   fp8::multiply_tile(a, tile.row, tile.end, b, int64_t{blockIdx.y} * kTile, n_dim, 0, a.length, d);
 }
 
-/// The shape as far as the tensors give it; zeros for tensors that are refused.
-template <RowLayout layout>
-Shape shape_of(const checkop_call* call) {
-  constexpr int kRank = layout == RowLayout::masked ? 3 : 2;
-  if (call->n_inputs < 5 || call->inputs[0].rank != kRank || call->inputs[2].rank != 3) return {};
-  const checkop_tensor &a = call->inputs[0], &b = call->inputs[2];
-  if constexpr (layout == RowLayout::masked)
-    return {b.shape[0] * a.shape[1], b.shape[0], a.shape[2], b.shape[1], a.shape[1]};
-  return {a.shape[0], b.shape[0], a.shape[1], b.shape[1]};
-}
+constexpr int kMatrices = 2;  // the input b
 
 template <RowLayout layout>
 size_t workspace_bytes(const checkop_call* call) {
-  return grouped_gemm::Layout(shape_of<layout>(call), kTile).bytes;
+  return grouped_gemm::Layout(grouped_gemm::shape_of<layout>(call, kMatrices), kTile).bytes;
 }
 
 // Interface of the products:
@@ -67,37 +58,31 @@ struct PortableProducts {
                                  fp8::kThreads, 0, groups.stream()>>>(
           fp8::codes_of<1>(in[0], in[1]), fp8::codes_of<kBlock>(in[2], in[3]), list.tiles, shape.n_dim, out);
     }
-    return launch_status(call, "launch grouped_fp8_block_gemm");
+    return groups.launched(cudaGetLastError());
   }
 };
 
 template <RowLayout layout, typename Products = PortableProducts>
 checkop_status forward(const checkop_call* call) {
-  constexpr bool kMasked = layout == RowLayout::masked;
   CallCheck check(call);
   if (check.counts(5, 1).failed()) return check.status();
   const checkop_tensor &a = call->inputs[0], &scale_a = call->inputs[1], &b = call->inputs[2],
-                       &scale_b = call->inputs[3], &given = call->inputs[4], &d = call->outputs[0];
-  check.dtype(a, "a", CHECKOP_E4M3).rank_at_least(a, "a", kMasked ? 3 : 2).contiguous(a, "a");
+                       &scale_b = call->inputs[3], &d = call->outputs[0];
+  check.dtype(a, "a", CHECKOP_E4M3).rank_at_least(a, "a", grouped_gemm::rank_of(layout)).contiguous(a, "a");
   check.dtype(b, "b", CHECKOP_E4M3).rank_at_least(b, "b", 3).contiguous(b, "b").float_dtype(d, "d");
   if (check.failed()) return check.status();
-  const Shape shape = shape_of<layout>(call);
+  const Shape shape = grouped_gemm::shape_of<layout>(call, kMatrices);
   const int64_t blocks = ceil_div(shape.k_dim, kBlock);
   const auto has_rows = [&](const checkop_tensor& t, const char* name, int64_t columns) {
-    if constexpr (kMasked) {
-      check.shape(t, name, t, 0, {shape.experts, shape.capacity, columns}).contiguous(t, name);
-    } else {
-      check.shape(t, name, t, 0, {shape.rows, columns}).contiguous(t, name);
-    }
+    grouped_gemm::check_rows<layout>(check, shape, t, name, columns);
   };
   has_rows(a, "a", shape.k_dim);
   check.shape(b, "b", b, 0, {shape.experts, shape.n_dim, shape.k_dim}).dtype(scale_a, "scale_a", CHECKOP_F32);
   has_rows(scale_a, "scale_a", blocks);
   check.dtype(scale_b, "scale_b", CHECKOP_F32);
   check.shape(scale_b, "scale_b", scale_b, 0, {shape.experts, ceil_div(shape.n_dim, kBlock), blocks});
-  const char* const name = kMasked ? "counts" : "offsets";
-  check.contiguous(scale_b, "scale_b").dtype(given, name, CHECKOP_I32);
-  check.shape(given, name, given, 0, {kMasked ? shape.experts : shape.experts + 1}).contiguous(given, name);
+  check.contiguous(scale_b, "scale_b");
+  grouped_gemm::check_given<layout>(check, shape, call->inputs[4]);
   has_rows(d, "d", shape.n_dim);
   if (check.workspace(workspace_bytes<layout>(call)).failed()) return check.status();
   if (auto status = fp8::check_bound_attributes(call)) return status;

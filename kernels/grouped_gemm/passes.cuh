@@ -14,20 +14,11 @@ namespace checkop::kernels::grouped_gemm {
 
 static_assert(mma::SmallTile::kM == kLeastTileRows);
 
-/// The shape as far as the tensors give it; zeros for tensors that check_call() will refuse.
-template <RowLayout layout>
-Shape shape_of(const checkop_call* call) {
-  constexpr int kRank = layout == RowLayout::masked ? 3 : 2;
-  if (call->n_inputs < 3 || call->inputs[0].rank != kRank || call->inputs[1].rank != 3) return {};
-  const checkop_tensor &a = call->inputs[0], &b = call->inputs[1];
-  if constexpr (layout == RowLayout::masked)
-    return {b.shape[0] * a.shape[1], b.shape[0], a.shape[2], b.shape[1], a.shape[1]};
-  return {a.shape[0], b.shape[0], a.shape[1], b.shape[1]};
-}
+constexpr int kMatrices = 1;  // the input b
 
 template <RowLayout layout>
 size_t workspace_bytes(const checkop_call* call) {
-  return Layout(shape_of<layout>(call), kLeastTileRows).bytes;
+  return Layout(shape_of<layout>(call, kMatrices), kLeastTileRows).bytes;
 }
 
 /// The variant of a call with empty outputs.
@@ -163,40 +154,35 @@ struct PortableGroups {
 
 template <RowLayout layout>
 checkop_status check_call(const checkop_call* call, bool backward) {
-  constexpr bool kMasked = layout == RowLayout::masked;
   CallCheck check(call);
   if (check.counts(backward ? 4 : 3, backward ? 2 : 1).failed()) return check.status();
-  const checkop_tensor &a = call->inputs[0], &b = call->inputs[1], &given = call->inputs[2];
-  check.rank_at_least(a, "a", kMasked ? 3 : 2).rank_at_least(b, "b", 3).float_dtype(a, "a");
+  const checkop_tensor &a = call->inputs[0], &b = call->inputs[1];
+  check.rank_at_least(a, "a", rank_of(layout)).rank_at_least(b, "b", 3).float_dtype(a, "a");
   if (check.failed()) return check.status();
-  const auto [rows, experts, k_dim, n_dim, capacity] = shape_of<layout>(call);
-  const auto has = [&](const checkop_tensor& t, const char* name, std::initializer_list<int64_t> shape) {
-    check.dtype(t, name, a.dtype).shape(t, name, t, 0, shape).contiguous(t, name);
-  };
+  const Shape shape = shape_of<layout>(call, kMatrices);
   const auto has_rows = [&](const checkop_tensor& t, const char* name, int64_t columns) {
-    if constexpr (kMasked) {
-      has(t, name, {experts, capacity, columns});
-    } else {
-      has(t, name, {rows, columns});
-    }
+    check.dtype(t, name, a.dtype);
+    check_rows<layout>(check, shape, t, name, columns);
   };
-  has_rows(a, "a", k_dim);
-  has(b, "b", {experts, n_dim, k_dim});
-  const char* const name = kMasked ? "counts" : "offsets";
-  check.dtype(given, name, CHECKOP_I32).shape(given, name, given, 0, {kMasked ? experts : experts + 1});
-  check.contiguous(given, name);
+  const auto has_matrices = [&](const checkop_tensor& t, const char* name) {
+    check.dtype(t, name, a.dtype).shape(t, name, t, 0, {shape.experts, shape.n_dim, shape.k_dim}).contiguous(t, name);
+  };
+  has_rows(a, "a", shape.k_dim);
+  has_matrices(b, "b");
+  check_given<layout>(check, shape, call->inputs[2]);
   if (backward) {
-    has_rows(call->inputs[3], "grad_c", n_dim);
-    has_rows(call->outputs[0], "da", k_dim);
-    has(call->outputs[1], "db", {experts, n_dim, k_dim});
+    has_rows(call->inputs[3], "grad_c", shape.n_dim);
+    has_rows(call->outputs[0], "da", shape.k_dim);
+    has_matrices(call->outputs[1], "db");
   } else {
-    has_rows(call->outputs[0], "c", n_dim);
+    has_rows(call->outputs[0], "c", shape.n_dim);
   }
   if (check.workspace(workspace_bytes<layout>(call)).failed()) return check.status();
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();  // of what int32 numbers, and of blocks
-  if (rows > kMost || experts > kMost) {
+  if (shape.rows > kMost || shape.experts > kMost) {
     return say(call, CHECKOP_UNSUPPORTED, "%lld rows and %lld experts, at most %lld of each are supported",
-               static_cast<long long>(rows), static_cast<long long>(experts), static_cast<long long>(kMost));
+               static_cast<long long>(shape.rows), static_cast<long long>(shape.experts),
+               static_cast<long long>(kMost));
   }
   return CHECKOP_OK;
 }
@@ -207,7 +193,7 @@ checkop_status launch_forward(const checkop_call* call) {
   if (auto status = check_call<layout>(call, false)) return status;
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
-    Groups<T> groups(call, shape_of<layout>(call), 2);
+    Groups<T> groups(call, shape_of<layout>(call, kMatrices), 2);
     const Shape& shape = groups.shape();
     const char* variant = kEmpty;
     if (auto status = Products::template rows_by_matrices<true>(
@@ -226,7 +212,7 @@ checkop_status launch_backward(const checkop_call* call) {
   if (auto status = check_call<layout>(call, true)) return status;
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
-    Groups<T> groups(call, shape_of<layout>(call), 2);
+    Groups<T> groups(call, shape_of<layout>(call, kMatrices), 2);
     const Shape& shape = groups.shape();
     const auto* grad_c = static_cast<const T*>(call->inputs[3].data);
     const char *da = kEmpty, *db = kEmpty;

@@ -11,15 +11,11 @@
 
 #include "on_sm90.hpp"
 #include "sm90/fp8_product.cuh"
+#include "sm90_memory.cuh"
 
 namespace checkop::kernels {
 namespace {
 
-__device__ uint32_t mixed(uint64_t x) {
-  x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
-  x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
-  return static_cast<uint32_t>(x ^ x >> 33);
-}
 /// Any codes, with NaN only if `nan`: then in every eighth row, about one of 512.
 __global__ void fill_codes(uint8_t* to, int64_t rows, int64_t k, uint64_t seed, bool nan) {
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < rows * k; i += int64_t{gridDim.x} * blockDim.x) {
@@ -34,59 +30,38 @@ __global__ void fill_scales(float* to, int64_t count, uint64_t seed) {
     to[i] = (0.5f + mixed(i + (seed << 40)) * 0x1p-32f) / 256;
 }
 
-struct Shape {
+struct Fp8Sizes {
   int64_t m, n, k;
   int64_t blocks() const { return ceil_div(k, 128); }
 };
 
-/// Device memory, followed by room that shows writes past the end.
-template <typename T>
-struct Buffer {
-  static constexpr int64_t kBehind = 256;
-  explicit Buffer(int64_t n) : count(n) {
-    EXPECT_EQ(cudaMalloc(&data, bytes()), cudaSuccess);
-    EXPECT_EQ(cudaMemset(data, 0xee, bytes()), cudaSuccess);
-  }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { (void)cudaFree(data); }
-  size_t bytes() const { return static_cast<size_t>(count + kBehind) * sizeof(T); }
-  std::vector<uint8_t> read() const {
-    std::vector<uint8_t> host(bytes());
-    EXPECT_EQ(cudaMemcpy(host.data(), data, bytes(), cudaMemcpyDeviceToHost), cudaSuccess);
-    return host;
-  }
-  T* data = nullptr;
-  int64_t count;
-};
-
 struct Operands {
-  Operands(const Shape& shape, bool nan)
+  Operands(const Fp8Sizes& shape, bool nan)
       : at(shape),
         a(at.m * at.k),
         b(at.n * at.k),
         scale_a(at.m * at.blocks()),
         scale_b(ceil_div(at.n, 128) * at.blocks()) {
-    fill_codes<<<128, 256>>>(a.data, at.m, at.k, 1, nan);
-    fill_codes<<<128, 256>>>(b.data, at.n, at.k, 2, nan);
-    fill_scales<<<128, 256>>>(scale_a.data, scale_a.count, 3);
-    fill_scales<<<128, 256>>>(scale_b.data, scale_b.count, 4);
+    fill_codes<<<128, 256>>>(a.data(), at.m, at.k, 1, nan);
+    fill_codes<<<128, 256>>>(b.data(), at.n, at.k, 2, nan);
+    fill_scales<<<128, 256>>>(scale_a.data(), scale_a.count(), 3);
+    fill_scales<<<128, 256>>>(scale_b.data(), scale_b.count(), 4);
   }
   /// d of rows [first, first + rows), with the bytes behind it.
   template <typename Config, typename T>
   std::vector<uint8_t> product(int64_t first, int64_t rows) const {
     Buffer<T> d(rows * at.n);
     sm90::Fp8Params<T> p{};
-    p.scale_a = scale_a.data + first * at.blocks(), p.scale_b = scale_b.data, p.d = d.data;
+    p.scale_a = scale_a.data() + first * at.blocks(), p.scale_b = scale_b.data(), p.d = d.data();
     p.rows = rows, p.n_dim = at.n, p.k_dim = at.k, p.blocks = static_cast<int>(at.blocks());
-    const sm90::Matrix of_a{a.data + first * at.k, at.k, rows, at.k}, of_b{b.data, at.k, at.n, at.k};
+    const sm90::Matrix of_a{a.data() + first * at.k, at.k, rows, at.k}, of_b{b.data(), at.k, at.n, at.k};
     const int64_t tiles = ceil_div(rows, Config::kM * Config::kClusterM);
     EXPECT_EQ(sm90::launch_fp8<Config>(p, of_a, of_b, tiles, nullptr), cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     return d.read();
   }
 
-  Shape at;
+  Fp8Sizes at;
   Buffer<uint8_t> a, b;
   Buffer<float> scale_a, scale_b;
 };
@@ -96,27 +71,29 @@ void with_every_config(Run&& run) {
   run(sm90::Fp8Tile128x128{});
   run(sm90::Fp8Tile128x128Columns{});
   run(sm90::Fp8Tile128x128Rows{});
-  run(sm90::Tile128x64{});
-  run(sm90::Tile64x128Columns{});
-  run(sm90::Tile64x128{});
-  run(sm90::Tile64x64{});
+  run(sm90::Fp8Tile128x64{});
+  run(sm90::Fp8Tile64x128Columns{});
+  run(sm90::Fp8Tile64x128{});
+  run(sm90::Fp8Tile64x64{});
 }
 
-const std::vector<Shape> kShapes{{1, 1, 16},     {9, 140, 128},   {63, 33, 256},    {64, 64, 272},    {65, 129, 384},
-                                 {130, 256, 16}, {257, 200, 528}, {300, 456, 1040}, {129, 1032, 896}, {1100, 520, 640}};
+const std::vector<Fp8Sizes> kSizes{{1, 1, 16},       {9, 140, 128},   {63, 33, 256},   {64, 64, 272},
+                                   {65, 129, 384},   {130, 256, 16},  {257, 200, 528}, {300, 456, 1040},
+                                   {129, 1032, 896}, {1100, 520, 640}};
 
-std::string text(const Shape& at, const char* variant) {
+std::string text(const Fp8Sizes& at, const char* variant) {
   return "m " + std::to_string(at.m) + " n " + std::to_string(at.n) + " k " + std::to_string(at.k) + ", " + variant;
 }
 
 class Fp8OnSm90 : public OnSm90 {};
 
 template <typename T>
-void expect_same_bits() {
-  for (const Shape& at : kShapes) {
+void expect_same_fp8_bits() {
+  for (const Fp8Sizes& at : kSizes) {
     const Operands operands(at, true);
-    const std::vector<uint8_t> expected = operands.product<sm90::Tile64x64, T>(0, at.m);
-    for (int64_t i = at.m * at.n * sizeof(T); i < std::ssize(expected); ++i) ASSERT_EQ(expected[i], 0xee);
+    const std::vector<uint8_t> expected = operands.product<sm90::Fp8Tile64x64, T>(0, at.m);
+    for (int64_t i = at.m * at.n * sizeof(T); i < std::ssize(expected); ++i)
+      ASSERT_EQ(expected[i], Buffer<T>::kUntouched);
     with_every_config([&]<typename Config>(Config) {
       EXPECT_EQ((operands.product<Config, T>(0, at.m)), expected) << text(at, Config::kVariant);
       for (const int64_t row : {int64_t{0}, at.m / 2, at.m - 1}) {
@@ -129,9 +106,9 @@ void expect_same_bits() {
   }
 }
 TEST_F(Fp8OnSm90, EveryConfigurationAndARowAloneHaveTheSameBits) {
-  expect_same_bits<__nv_bfloat16>();
-  expect_same_bits<__half>();
-  expect_same_bits<float>();
+  expect_same_fp8_bits<__nv_bfloat16>();
+  expect_same_fp8_bits<__half>();
+  expect_same_fp8_bits<float>();
 }
 
 /// e4m3: 4 bits of exponent, 3 of fraction; all of them set is NaN.
@@ -144,7 +121,7 @@ double value_of(uint8_t code) {
 
 TEST_F(Fp8OnSm90, ErrorsAreThoseOfTruncatedSums) {
   int64_t finite = 0, not_finite = 0;
-  for (const Shape& at : kShapes) {
+  for (const Fp8Sizes& at : kSizes) {
     const Operands operands(at, true);
     const std::vector<uint8_t> bytes = operands.product<sm90::Fp8Tile128x128Rows, float>(0, at.m),
                                a = operands.a.read(), b = operands.b.read(), of_a = operands.scale_a.read(),

@@ -10,18 +10,13 @@
 
 #include "on_sm90.hpp"
 #include "sm90/select.cuh"
+#include "sm90_memory.cuh"
 
 namespace checkop::kernels {
 namespace {
 
 enum class Along { k_rows, k_k, rows_rows };  // which index is contiguous in a and in b
 enum class Values { normal, spread, not_finite, zeros, tiny };
-
-__device__ uint32_t mixed(uint64_t x) {
-  x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
-  x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
-  return static_cast<uint32_t>(x ^ x >> 33);
-}
 
 template <typename T>
 __global__ void fill(T* to, int64_t count, uint64_t seed, Values values) {
@@ -36,32 +31,6 @@ __global__ void fill(T* to, int64_t count, uint64_t seed, Values values) {
   }
 }
 
-/// Device memory for `count` elements, followed by room that shows writes past the end.
-template <typename T>
-class Buffer {
- public:
-  static constexpr int64_t kBehind = 256;
-  explicit Buffer(int64_t count) : count_(count + kBehind) {
-    EXPECT_EQ(cudaMalloc(&data_, bytes()), cudaSuccess);
-    EXPECT_EQ(cudaMemset(data_, 0xee, bytes()), cudaSuccess);
-  }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { (void)cudaFree(data_); }
-  T* data() const { return static_cast<T*>(data_); }
-  int64_t count() const { return count_; }
-  std::vector<uint16_t> read() const {
-    std::vector<uint16_t> host(static_cast<size_t>(count_));
-    EXPECT_EQ(cudaMemcpy(host.data(), data_, bytes(), cudaMemcpyDeviceToHost), cudaSuccess);
-    return host;
-  }
-
- private:
-  size_t bytes() const { return static_cast<size_t>(count_) * sizeof(T); }
-  void* data_ = nullptr;
-  int64_t count_;
-};
-
 /// a, b and c begin `offset` elements into their memory.
 struct Shape {
   int64_t m, n, k;
@@ -70,11 +39,12 @@ struct Shape {
 };
 
 template <typename T, typename Multiply>
-std::vector<uint16_t> multiply(const Shape& at, Along along, Values values, Multiply&& with) {
+std::vector<uint8_t> multiply(const Shape& at, Along along, Values values, Multiply&& with) {
   Buffer<T> a(at.offset + at.m * at.k), b(at.offset + at.n * at.k), bias(at.n), c(at.offset + at.m * at.n);
-  fill<<<128, 256>>>(a.data(), a.count(), 1, values);
-  fill<<<128, 256>>>(b.data(), b.count(), 2, values);
-  fill<<<8, 256>>>(bias.data(), bias.count(), 3, values);
+  uint64_t seed = 0;
+  for (const Buffer<T>* to : {&a, &b, &bias}) {
+    fill<<<128, 256>>>(to->data(), to->count() + Buffer<T>::kBehind, ++seed, values);
+  }
   const T *left = a.data() + at.offset, *right = b.data() + at.offset, *add = at.with_bias ? bias.data() : nullptr;
   const auto run = [&](auto x, auto y) { return with(x, y, at.k, add, c.data() + at.offset); };
   const auto error =
