@@ -44,6 +44,11 @@ void forward(const GoldArgs& args) {
                             args.in(kOfB).shape.front());
 }
 
+void model_forward(const ModelArgs& args) {
+  const int64_t total = args.in(kOfA).count() / args.in(kOfB).shape.back();
+  fp8_product::model_product(args, 0, 0, total, a_of(args), b_of(args), args.in(kOfB).shape.front());
+}
+
 void identities(const IdentityArgs& args) {
   const Tensor &a = args.in(kOfA), &b = args.in(kOfB);
   fp8_product::check_product(args, 0, 0, a_of(args).dequantised(args, a.count() / a.shape.back()),
@@ -55,7 +60,7 @@ Work work(const GoldArgs& args) {
 }
 
 constexpr std::array kPasses{
-    Pass{"forward", kForwardIn, kForwardOut, forward, identities, work, &kFp8BlockGemmForward}};
+    Pass{"forward", kForwardIn, kForwardOut, forward, identities, work, &kFp8BlockGemmForward, model_forward}};
 
 void refine(const FillArgs& args) {
   fp8_product::draw(args, "a", "scale_a", 1, /*of_rows=*/true);

@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "identity.hpp"
+#include "tensor_core.hpp"
 
 namespace checkop::fp8_product {
 namespace {
@@ -101,6 +102,14 @@ void emit_product(const GoldArgs& args, int output, int64_t first_row, std::span
                  &rounding[at]});
     }
   }
+}
+
+void model_product(const ModelArgs& args, int output, int64_t first_row, int64_t rows, const ScaledCodes& x,
+                   const ScaledCodes& y, int64_t n) {
+  const ProductScales scales{{&x.scales, x.rows_of_scale, x.first_scale_row},
+                             {&y.scales, y.rows_of_scale, y.first_scale_row}};
+  emit_tensor_core_part(args, output, first_row, {&x.codes, rows, x.columns, false, x.first_row},
+                        {&y.codes, n, y.columns, true, y.first_row}, &scales);
 }
 
 void check_product(const IdentityArgs& args, int output, int64_t first_row, const Tensor& x, const Tensor& y) {

@@ -8,12 +8,13 @@
 #include <string_view>
 #include <vector>
 
+#include "operator/model.hpp"
 #include "operator/operator.hpp"
 #include "product.hpp"
 
 namespace checkop::fp8_product {
 
-inline constexpr int64_t kBlock = 128;
+inline constexpr int64_t kBlock = kScaledCodes;
 
 enum Attr : size_t { kAccBits, kAccTerms };
 inline constexpr std::array kAttrs{
@@ -44,10 +45,14 @@ struct ScaledCodes {
 /// That is not above the size of partial sums, |sum| + sqrt(sum of squares) of a block. So
 ///   rounding = ((acc_terms + 1) (128/acc_terms) 2^(1 - acc_bits)/u + 3) sum over blocks of that size,  u = 2^-24
 /// One large product and 127 that are lost beside it err by almost half of that. Sources: DeepGEMM's
-/// sm90_fp8_gemm_1d2d.cuh; truncation as in Xie, Wang and Yang, "MMA-Sim", arXiv 2511.10909, and Khattak and Mikaitis,
-/// arXiv 2512.07004. Not verified on a GPU here.
+/// sm90_fp8_gemm_1d2d.cuh; truncation as in tensor_core_code_block(), which was verified on an H200.
 void emit_product(const GoldArgs& args, int output, int64_t first_row, std::span<const int64_t> rows,
                   const ScaledCodes& x, const ScaledCodes& y, int64_t n);
+
+/// The model of rows of output `output`, from `first_row` on: `rows` rows of x times the first n rows of y, as wgmma
+/// adds the codes of sm_90. Both operands are whole rows.
+void model_product(const ModelArgs& args, int output, int64_t first_row, int64_t rows, const ScaledCodes& x,
+                   const ScaledCodes& y, int64_t n);
 
 /// Freivalds' check of rows of output `output`, from `first_row` on: x y^T of dequantised operands. What tensor cores
 /// lose adds to an element at most units times sum_k |x_k y_jk|; the root of the squares of that over j is at most

@@ -25,7 +25,7 @@ constexpr std::array kForwardOut{OutputSpec{{"d", "rows n_dim"}, Numerics::contr
 
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, grouped_fp8_product::forward,
                                   grouped_fp8_product::identities, grouped_fp8_product::work,
-                                  &kGroupedFp8BlockGemmForward}};
+                                  &kGroupedFp8BlockGemmForward, grouped_fp8_product::model_forward}};
 
 void refine(const FillArgs& args) {
   fp8_product::draw(args, "a", "scale_a", 1, /*of_rows=*/true);

@@ -43,6 +43,14 @@ void forward(const GoldArgs& args) {
   emit_unused(args, 0, groups.used_rows());
 }
 
+void model_forward(const ModelArgs& args) {
+  const Groups groups(args);
+  for (int64_t e = 0; e < groups.experts(); ++e)
+    fp8_product::model_product(args, 0, groups.first(e), groups.count(e), groups.rows_of(e), groups.matrix(e),
+                               groups.n_dim);
+  model_unused(args, 0, groups.used_rows(), groups.n_dim);
+}
+
 void identities(const IdentityArgs& args) {
   const Groups groups(args);
   for (int64_t e = 0; e < groups.experts(); ++e)

@@ -20,6 +20,7 @@ enum Input : int { kOfA, kOfScaleA, kOfB, kOfScaleB, kOfGroups };
 /// The gradient by the numbers of a is the same operation, of codes of the upstream gradient and of the transposed b.
 void forward(const GoldArgs& args);
 
+void model_forward(const ModelArgs& args);
 void identities(const IdentityArgs& args);
 Work work(const GoldArgs& args);
 

@@ -77,42 +77,23 @@ void backward(const GoldArgs& args) {
   emit_unused(args, 0, groups.used_rows());
 }
 
-namespace {
-
-/// Models rows [first, first + rows of x) of output `index` = x y.
-void model_part(const ModelArgs& args, int index, int64_t first, const Factor& x, const Factor& y) {
-  std::vector<RowSet> own(args.row_sets.size(), RowSet{false, {}});
-  own[static_cast<size_t>(index)] = rows_of_part(args.rows(index), first, x);
-  ModelArgs part = args;
-  part.row_sets = own;
-  part.sink = [&](int output, int64_t row, const float* values) { args.sink(output, first + row, values); };
-  emit_tensor_core_product(part, index, x, y);
-}
-
-void model_rest(const ModelArgs& args, int index, const Groups& groups, int64_t columns) {
-  const std::vector<float> zeros(static_cast<size_t>(columns));
-  const std::vector<char> used = groups.used_rows();
-  for (int64_t row = 0; row < groups.rows; ++row)
-    if (used[static_cast<size_t>(row)] == 0 && args.rows(index).has(row)) args.sink(index, row, zeros.data());
-}
-
-}  // namespace
-
 void model_forward(const ModelArgs& args) {
   const Groups groups(args);
   for (int64_t e = 0; e < groups.experts(); ++e)
-    model_part(args, 0, groups.first(e), groups.part(args.in(kOfA), e), groups.matrix(args.in(kOfB), e, true));
-  model_rest(args, 0, groups, groups.n_dim);
+    emit_tensor_core_part(args, 0, groups.first(e), groups.part(args.in(kOfA), e),
+                          groups.matrix(args.in(kOfB), e, true));
+  model_unused(args, 0, groups.used_rows(), groups.n_dim);
 }
 
 /// The blocks of an expert's sum over rows begin with its first row.
 void model_backward(const ModelArgs& args) {
   const Groups groups(args);
   for (int64_t e = 0; e < groups.experts(); ++e) {
-    model_part(args, 0, groups.first(e), groups.part(args.in(kOfGradC), e), groups.matrix(args.in(kOfB), e));
-    model_part(args, 1, e * groups.n_dim, groups.part(args.in(kOfGradC), e, true), groups.part(args.in(kOfA), e));
+    emit_tensor_core_part(args, 0, groups.first(e), groups.part(args.in(kOfGradC), e), groups.matrix(args.in(kOfB), e));
+    emit_tensor_core_part(args, 1, e * groups.n_dim, groups.part(args.in(kOfGradC), e, true),
+                          groups.part(args.in(kOfA), e));
   }
-  model_rest(args, 0, groups, groups.k_dim);
+  model_unused(args, 0, groups.used_rows(), groups.k_dim);
 }
 
 namespace {

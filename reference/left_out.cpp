@@ -54,6 +54,12 @@ void emit_unused(const GoldArgs& args, int index, const std::vector<char>& used,
   });
 }
 
+void model_unused(const ModelArgs& args, int index, const std::vector<char>& used, int64_t columns) {
+  const std::vector<float> zeros(static_cast<size_t>(columns));
+  for (int64_t row = 0; row < std::ssize(used); ++row)
+    if (used[static_cast<size_t>(row)] == 0 && args.rows(index).has(row)) args.sink(index, row, zeros.data());
+}
+
 void emit_rest(const GoldArgs& args, int index, int64_t end, double value) {
   std::vector<char> used(static_cast<size_t>(args.output_shapes[static_cast<size_t>(index)][0]));
   std::fill_n(used.begin(), end, 1);

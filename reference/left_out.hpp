@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "operator/model.hpp"
 #include "operator/operator.hpp"
 
 namespace checkop {
@@ -34,6 +35,9 @@ double bytes_left_out(const Tensor& per_row, const std::vector<char>& used);
 
 /// Emits `value` in the rows of output `index` with used[row] == 0.
 void emit_unused(const GoldArgs& args, int index, const std::vector<char>& used, double value = 0);
+
+/// The same of a model, 0 in `columns` columns.
+void model_unused(const ModelArgs& args, int index, const std::vector<char>& used, int64_t columns);
 
 /// Emits `value` in the rows of output `index` from row `end` on, whose inputs belong to no sequence or no expert. A
 /// row is an element of the first dimension.

@@ -26,7 +26,7 @@ constexpr std::array kForwardOut{
 
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, grouped_fp8_product::forward,
                                   grouped_fp8_product::identities, grouped_fp8_product::work,
-                                  &kMaskedFp8BlockGemmForward}};
+                                  &kMaskedFp8BlockGemmForward, grouped_fp8_product::model_forward}};
 
 void refine(const FillArgs& args) {
   fp8_product::draw(args, "a", "scale_a", 1, /*of_rows=*/true);

@@ -85,8 +85,9 @@ std::string worked_example(const Gate& gate, const ExplainedOutput& output) {
       return "the bits of the gold, rounded once";
     case Metric::bits_of_model:
       return fmt::format(
-          "the bits of {}'s tensor cores: {}, one accumulator, then a bias if there is one, one rounding",
-          modelled_arch(gate).key, to_string(model_order(gate)));
+          "the bits of {}'s tensor cores: {}{}, one rounding", modelled_arch(gate).key, to_string(model_order(gate)),
+          gate.block == modelled_arch(gate).code_block ? " in every 128 codes, times their scales added to one fp32 sum"
+                                                       : ", one accumulator, then a bias if there is one");
     case Metric::ulp:
     case Metric::rel_l2:
     case Metric::cosine:

@@ -107,13 +107,24 @@ void read_gate(const JsonValue& json, GateList& list) {
   list.gates.push_back(make_gate(numbers, json.where()));
   list.numbers.push_back(std::move(numbers));
   list.gate_paths.push_back(json.path());
-  if (metric != Metric::bits_of_model) return;
-  const Gate& gate = list.gates.back();
-  if (gate.block != modelled_arch(gate).block)
-    throw InputError(json.at("block").where(),
-                     fmt::format("the model of {} adds {} products at once, not {}", modelled_arch(gate).key,
-                                 modelled_arch(gate).block, gate.block),
-                     "no other model is known");
+}
+
+/// `path` is that of the rule or overlay that has the gate.
+void check_model(const Gate& gate, const JudgedOutput& t, const std::string& path) {
+  if (!has_model(*t.pass, *t.output, t.dtype))
+    throw InputError(
+        gate.source, fmt::format("{} matches {}, of which there is no model", path, describe(t)),
+        R"(products of matmul, det_gemm, lm_head and the grouped ones have one in bf16 and fp16, those of )"
+        R"(fp8_block_gemm and its grouped ones also in fp32: name "op" and "dtype", of lm_head also )"
+        R"("numerics": "contraction")");
+  const ModelledArch& arch = modelled_arch(gate);
+  const int64_t block = arch.block_of(*t.pass);
+  if (gate.block != block)
+    throw InputError(
+        gate.source + ".block",
+        fmt::format("{} adds {} products of {} at once, not {}, and {} matches {}", arch.key, block,
+                    multiplies_codes(*t.pass) ? "e4m3 codes" : "16-bit operands", gate.block, path, describe(t)),
+        fmt::format(R"(write "block": {})", block));
 }
 
 void check_gates(const GateList& list, const Rule& rule, const std::vector<JudgedOutput>& targets,
@@ -133,10 +144,7 @@ void check_gates(const GateList& list, const Rule& rule, const std::vector<Judge
                          fmt::format("'{}' is for outputs 'logp' and 'ratio', and {} matches {}",
                                      to_string(gate.metric), path, describe(t)),
                          R"(name the output: "match": {"output": "logp"})");
-      if (gate.metric == Metric::bits_of_model && !has_model(*t.pass, *t.output, t.dtype))
-        throw InputError(gate.source, fmt::format("{} matches {}, of which there is no model", path, describe(t)),
-                         R"(products of matmul, det_gemm and lm_head have one in bf16 and fp16: name "op" and )"
-                         R"("dtype", of lm_head also "numerics": "contraction")");
+      if (gate.metric == Metric::bits_of_model) check_model(gate, t, path);
     }
     if (gate.metric == Metric::identities && !any_identity)
       throw InputError(gate.source, fmt::format("no operator that {} matches has identities", path), "remove the gate");

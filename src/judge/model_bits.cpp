@@ -66,10 +66,10 @@ RowSet some_of(const std::set<int64_t>& rows, int64_t per_row) {
   return some;
 }
 
-/// Share of equal elements for every order, the largest first; ties stay in the order of all_orders().
-std::vector<OrderLikeness> likenesses(const Modelled& m, const RowSet& rows) {
+/// Share of equal elements for each of `orders`, the largest first; ties stay in their order.
+std::vector<OrderLikeness> likenesses(const Modelled& m, std::span<const ModelOrder> orders, const RowSet& rows) {
   std::vector<OrderLikeness> all;
-  for (const ModelOrder& order : all_orders()) {
+  for (const ModelOrder& order : orders) {
     int64_t equal = 0, compared = 0;
     m.each(order, rows, [&](int64_t, uint64_t got, uint64_t expected) {
       equal += m.equal(got, expected) ? 1 : 0;
@@ -97,9 +97,10 @@ ModelComparison compare(const Modelled& m, const Gate& gate, const RowSet& rows,
     result.got_bits = got, result.model_bits = expected;
   });
   if (result.different == 0) return result;
-  const RowSet tried = some_of(differing, m.view.columns * terms);
+  const int64_t products = terms * (multiplies_codes(*m.c.pass) ? kScaledCodes : 1);
+  const RowSet tried = some_of(differing, m.view.columns * products);
   result.rows_tried = std::ssize(tried.chosen);
-  result.orders = likenesses(m, tried);
+  result.orders = likenesses(m, all_orders(gate.block), tried);
   return result;
 }
 

@@ -109,6 +109,76 @@ TEST(TensorCoreOnGpu, ABlockHasTheBitsOfTheModelForTermsOfEveryKind) {
   }
 }
 
+/// Draws codes of e4m3, and accumulators.
+struct DrawCodes {
+  std::mt19937_64 random{8};
+
+  int below(int n) { return static_cast<int>(random() % static_cast<uint64_t>(n)); }
+  double normal() { return std::normal_distribution<double>()(random); }
+  /// Any sign and fraction, with an exponent field from `first` on; no NaN.
+  uint8_t code(int first = 0, int fields = 16) {
+    const int size = (first + below(fields)) << 3 | below(8);
+    return static_cast<uint8_t>(below(2) << 7 | (size == 0x7f ? 0x7e : size));
+  }
+  float scaled(int lowest, int exponents) {
+    return static_cast<float>(std::ldexp(normal(), lowest + below(exponents)));
+  }
+};
+
+struct KindOfCodes {
+  const char* name;
+  uint8_t (*factor)(DrawCodes&);
+  float (*accumulator)(DrawCodes&);
+};
+
+const KindOfCodes kKindsOfCodes[] = {
+    {"all codes", [](DrawCodes& d) { return d.code(); }, [](DrawCodes& d) { return d.scaled(-10, 34); }},
+    {"few exponents", [](DrawCodes& d) { return d.code(6, 3); }, [](DrawCodes& d) { return d.scaled(-4, 12); }},
+    {"subnormal codes", [](DrawCodes& d) { return d.below(3) != 0 ? d.code(0, 1) : d.code(); },
+     [](DrawCodes& d) { return d.below(2) * d.scaled(-18, 26); }},
+    {"subnormal codes alone", [](DrawCodes& d) { return d.code(0, 2); },
+     [](DrawCodes& d) { return d.below(2) * d.scaled(-26, 16); }},
+    {"few large ones", [](DrawCodes& d) { return d.below(16) == 0 ? d.code(13, 3) : d.code(0, 6); },
+     [](DrawCodes& d) { return d.below(2) * d.scaled(-10, 20); }},
+    {"cancelling", [](DrawCodes& d) { return static_cast<uint8_t>(d.below(2) << 7 | 7 << 3 | d.below(2) << 2); },
+     [](DrawCodes& d) { return static_cast<float>(d.below(64) - 32) / 4; }},
+    {"zeros of both signs", [](DrawCodes& d) { return static_cast<uint8_t>(d.below(2) << 7); },
+     [](DrawCodes& d) { return d.below(3) == 0 ? -0.0f : d.scaled(-149, 276); }},
+    {"few that are not zero",
+     [](DrawCodes& d) { return d.below(8) != 0 ? static_cast<uint8_t>(d.below(2) << 7) : d.code(); },
+     [](DrawCodes& d) { return d.scaled(-149, 276); }},
+    {"NaN codes", [](DrawCodes& d) { return d.below(100) == 0 ? static_cast<uint8_t>(0x7f) : d.code(); },
+     [](DrawCodes& d) {
+       constexpr float kValues[] = {INFINITY, -INFINITY, NAN};
+       const int which = d.below(20);
+       return which < 3 ? kValues[which] : static_cast<float>(d.normal());
+     }},
+};
+
+TEST(TensorCoreOnGpu, ABlockOfCodesHasTheBitsOfTheModelForTermsOfEveryKind) {
+  ASSERT_TRUE(has_sm90()) << "the model is of sm_90";
+  constexpr size_t kOfCodes = kProblems / 16;  // problems of 2048 elements
+  for (const KindOfCodes& kind : kKindsOfCodes) {
+    DrawCodes draw;
+    std::vector<uint8_t> x(kOfCodes * 64 * 32), y(kOfCodes * 32 * 32);
+    std::vector<float> c(kOfCodes * 64 * 32);
+    for (uint8_t& each : x) each = kind.factor(draw);
+    for (uint8_t& each : y) each = kind.factor(draw);
+    for (float& each : c) each = kind.accumulator(draw);
+    std::vector<float> got = c;
+    multiply_codes_on_tensor_cores(x, y, got);
+    size_t different = 0;
+    for (size_t i = 0; i < c.size(); ++i) {
+      const size_t problem = i / 2048, row = i / 32 % 64, column = i % 32;
+      const float expected =
+          tensor_core_code_block(&x[(problem * 64 + row) * 32], &y[(problem * 32 + column) * 32], c[i]);
+      if (std::bit_cast<uint32_t>(expected) == std::bit_cast<uint32_t>(got[i])) continue;
+      if (different++ == 0) ADD_FAILURE() << "element " << i << ": " << got[i] << ", model " << expected;
+    }
+    EXPECT_EQ(different, 0u) << kind.name;
+  }
+}
+
 /// All terms are -0: the only sum whose sign may depend on the hardware.
 TEST(TensorCoreOnGpu, ASumOfNegativeZeros) {
   const std::vector<uint16_t> x(256, 0x8000), y(128, 0);

@@ -6,6 +6,7 @@
 
 #include "support/gold_helper.hpp"
 #include "support/judge_helper.hpp"
+#include "tensor_core.hpp"
 
 namespace checkop::fp8_block_gemm_test {
 namespace {
@@ -32,39 +33,16 @@ TEST(Fp8BlockGemm, EveryCodeHasTheScaleOfItsBlock) {
   }
 }
 
-/// The sum of products as an instruction adds them: every addend, `total` among them, is truncated to a multiple of
-/// 2^-13 of the largest one's power of two.
-double add_32(double total, const std::vector<double>& products) {
-  double largest = std::abs(total);
-  for (const double product : products) largest = std::max(largest, std::abs(product));
-  if (largest == 0) return 0;
-  const double step = std::exp2(std::floor(std::log2(largest)) - 13);
-  double sum = std::trunc(total / step);
-  for (const double product : products) sum += std::trunc(product / step);
-  return sum * step;
-}
-
-/// d as a tensor core computes it: sums of 128 columns go to fp32, or with `promotes` false only the last one.
-std::vector<Tensor> of_tensor_cores(const Case& c, const std::vector<Tensor>& inputs, bool promotes) {
+/// d as the tensor cores of sm_90 compute it.
+std::vector<Tensor> of_tensor_cores(const Case& c, const std::vector<Tensor>& inputs) {
   std::vector<Tensor> outputs = make_outputs(c);
-  const int64_t k_dim = c.dims.at("k_dim"), n_dim = c.dims.at("n_dim"), blocks = (k_dim + 127) / 128;
-  for (int64_t i = 0; i < outputs[0].count(); ++i) {
-    const int64_t row = i / n_dim, n = i % n_dim;
-    float promoted = 0;
-    double total = 0;
-    for (int64_t k = 0; k < k_dim; k += 32) {
-      const double scale = inputs[1].at(row * blocks + k / 128) * inputs[3].at(n / 128 * blocks + k / 128);
-      std::vector<double> products;
-      for (int64_t j = k; j < std::min(k + 32, k_dim); ++j)
-        products.push_back(inputs[0].at(row * k_dim + j) * inputs[2].at(n * k_dim + j) * (promotes ? 1 : scale));
-      total = add_32(total, products);
-      if (promotes && (k % 128 == 96 || k + 32 >= k_dim)) {
-        promoted += static_cast<float>(scale) * static_cast<float>(total);
-        total = 0;
-      }
-    }
-    outputs[0].set(i, promotes ? promoted : total);
-  }
+  std::vector<const Tensor*> in;
+  for (const Tensor& tensor : inputs) in.push_back(&tensor);
+  const std::vector<RowSet> all(1);
+  const int64_t n_dim = c.dims.at("n_dim");
+  c.pass->model({in, all, {kTensorCoreCodes}, 1, [&](int, int64_t row, const float* values) {
+                   for (int64_t n = 0; n < n_dim; ++n) outputs[0].set(row * n_dim + n, static_cast<double>(values[n]));
+                 }});
   return outputs;
 }
 
@@ -80,7 +58,7 @@ TEST(Fp8BlockGemm, SumsOfTensorCoresPassIfTheyArePromoted) {
       Case c = case_of(16, k_dim, 12);
       c.seed = seed;
       const std::vector<Tensor> inputs = make_inputs(c, 1);
-      const Comparison right = judge_outputs(c, inputs, of_tensor_cores(c, inputs, true), default_contract(), {}, 1)[0];
+      const Comparison right = judge_outputs(c, inputs, of_tensor_cores(c, inputs), default_contract(), {}, 1)[0];
       EXPECT_TRUE(right.passed()) << k_dim << " " << of_bound(right);
     }
   }
@@ -92,15 +70,29 @@ TEST(Fp8BlockGemm, TheBoundIsNotFarFromWhatSmallProductsBesideALargeOneLose) {
   std::vector<Tensor> inputs = make_inputs(c, 1);
   for (int64_t i = 0; i < inputs[0].count(); ++i) inputs[0].set(i, i % 128 == 0 ? 256 : 7.5);
   for (int64_t i = 0; i < inputs[2].count(); ++i) inputs[2].set(i, i % 128 == 0 ? 256 : 1);
-  const Comparison right = judge_outputs(c, inputs, of_tensor_cores(c, inputs, true), default_contract(), {}, 1)[0];
+  const Comparison right = judge_outputs(c, inputs, of_tensor_cores(c, inputs), default_contract(), {}, 1)[0];
   EXPECT_TRUE(right.passed());
   EXPECT_GT(of_bound(right), 0.4);
 }
 
 TEST(Fp8BlockGemm, SumsThatStayInTensorCoresFail) {
-  const Case c = case_of(8, 8192, 8);
-  const std::vector<Tensor> inputs = make_inputs(c, 1);
-  EXPECT_FALSE(judge_outputs(c, inputs, of_tensor_cores(c, inputs, false), default_contract(), {}, 1)[0].passed());
+  const int64_t k_dim = 8192, n_dim = 8;
+  const Case c = case_of(8, k_dim, n_dim);
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  for (const size_t scales : {1, 3})
+    for (int64_t i = 0; i < inputs[scales].count(); ++i) inputs[scales].set(i, 1);
+  std::vector<Tensor> outputs = make_outputs(c);
+  const auto codes = [&](size_t input, int64_t row) {
+    return reinterpret_cast<const uint8_t*>(inputs[input].bytes.data()) + row * k_dim;
+  };
+  for (int64_t i = 0; i < outputs[0].count(); ++i) {
+    float sum = 0;
+    for (int64_t k = 0; k < k_dim; k += kTensorCoreCodes)
+      sum = tensor_core_code_block(codes(0, i / n_dim) + k, codes(2, i % n_dim) + k, sum);
+    outputs[0].set(i, static_cast<double>(sum));
+  }
+  EXPECT_FALSE(judge_outputs(c, inputs, outputs, default_contract(), {}, 1)[0].passed());
+  EXPECT_TRUE(judge_outputs(c, inputs, of_tensor_cores(c, inputs), default_contract(), {}, 1)[0].passed());
 }
 
 }  // namespace

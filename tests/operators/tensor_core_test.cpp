@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensor core model: vectors measured on an H200, and the fast path against one block at a time.
+// The tensor core model: vectors measured on an H200, a formula, and the fast path against one block at a time.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,8 +7,11 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "tensor_core.hpp"
@@ -328,6 +331,215 @@ TEST(TensorCore, DoesNotDependOnThreads) {
       {{}, all, {}, 1, [&](int, int64_t, const float* row) { one.insert(one.end(), row, row + 200); }}, 0, matrix(x),
       matrix(y));
   EXPECT_EQ(differences(one, product(matrix(x), matrix(y))), 0);
+}
+
+// --- codes -----------------------------------------------------------------------------------------------------------
+
+using Codes = std::vector<uint8_t>;
+
+uint8_t code(double value) {
+  uint8_t bits;
+  info(DType::e4m3).encode(&value, reinterpret_cast<std::byte*>(&bits), 1);
+  return bits;
+}
+double value_of(uint8_t bits) {
+  double value;
+  info(DType::e4m3).decode(reinterpret_cast<const std::byte*>(&bits), &value, 1);
+  return value;
+}
+
+/// A block for every 32 codes, one after the other.
+float chain_of_codes(const Codes& x, const Codes& y, float accumulator) {
+  for (size_t at = 0; at < x.size(); at += kTensorCoreCodes)
+    accumulator = tensor_core_code_block(&x[at], &y[at], accumulator);
+  return accumulator;
+}
+
+/// A block of the products values[i] * 1.
+float block_of_codes(const std::vector<double>& values, float accumulator) {
+  Codes x(kTensorCoreCodes), y(x);
+  for (size_t i = 0; i < values.size(); ++i) x[i] = code(values[i]), y[i] = code(1);
+  return tensor_core_code_block(x.data(), y.data(), accumulator);
+}
+
+TEST(TensorCoreCodes, HaveTheBitsThatWereMeasured) {
+  std::ifstream file(CHECKOP_SOURCE_DIR "/tests/data/tensor_core_e4m3.json");
+  const auto hex = [](const std::string& text) { return static_cast<uint32_t>(std::stoul(text, nullptr, 16)); };
+  const auto codes = [&](const std::string& text) {
+    Codes all;
+    for (size_t i = 0; i < text.size(); i += 2) all.push_back(static_cast<uint8_t>(hex(text.substr(i, 2))));
+    return all;
+  };
+  int compared = 0;
+  const nlohmann::json document = nlohmann::json::parse(file);
+  for (const nlohmann::json& vector : document.at("vectors")) {
+    const float got = chain_of_codes(codes(vector.at("x")), codes(vector.at("y")),
+                                     std::bit_cast<float>(hex(vector.at("accumulator"))));
+    EXPECT_EQ(std::bit_cast<uint32_t>(got), hex(vector.at("result"))) << vector;
+    ++compared;
+  }
+  EXPECT_EQ(compared, 177);
+}
+
+TEST(TensorCoreCodes, TermsAreCutTowardZeroThirteenPlacesBelowTheLargest) {
+  EXPECT_EQ(block_of_codes({128, 0x1p-6, 0x1p-6, 0x1.cp-7}, 0), 128 + 0x1p-5f);
+  EXPECT_EQ(block_of_codes({-128, 0x1p-6, -0x1p-6, -0x1.cp-7}, 0), -128);
+  EXPECT_EQ(block_of_codes({128, 128, 0x1p-6}, 0), 256);  // the sum has the place only before it is cut
+  EXPECT_EQ(block_of_codes({0x1p-6}, 0x1.0001p7f), 128 + 0x1p-6f);
+  EXPECT_EQ(block_of_codes({}, 0x1.0001p7f), 128);
+  EXPECT_EQ(block_of_codes({}, -0x1p-149f), 0);
+}
+
+// 1.5 * 1.5 counts as exponent 0, and 2^-9 as -6, the exponent of the smallest normal code. A product of 0 does not
+// count.
+TEST(TensorCoreCodes, TheExponentOfAProductIsThatOfItsCodes) {
+  const auto with = [](double x, double y) {
+    Codes a(kTensorCoreCodes), b(a);
+    a[0] = code(x), b[0] = code(y);
+    return tensor_core_code_block(a.data(), b.data(), 0x1.000cp-7f);
+  };
+  EXPECT_EQ(with(0, 448), 0x1.0008p-7f);
+  EXPECT_EQ(with(0x1p-9, 1), 0x1.4p-7f);  // the accumulator has exponent -7
+  EXPECT_EQ(block_of_codes({}, 0), 0);
+  Codes a(kTensorCoreCodes), b(a);
+  a[0] = b[0] = code(1.5), a[1] = code(-1.5), b[1] = code(1.5);
+  EXPECT_EQ(tensor_core_code_block(a.data(), b.data(), 0x1p-13f), 0x1p-13f);
+  a[1] = code(-2.25), b[1] = code(1);
+  EXPECT_EQ(tensor_core_code_block(a.data(), b.data(), 0x1p-13f), 0);
+}
+
+TEST(TensorCoreCodes, ZerosArePositiveAndNaNHasOnePattern) {
+  EXPECT_EQ(std::bit_cast<uint32_t>(block_of_codes({-0.0, 1, -1}, -0.0f)), 0U);
+  EXPECT_EQ(std::bit_cast<uint32_t>(block_of_codes({NAN}, 0)), 0x7fffffffU);
+  EXPECT_EQ(std::bit_cast<uint32_t>(block_of_codes({1}, -NAN)), 0x7fffffffU);
+  EXPECT_EQ(block_of_codes({448}, -INFINITY), -INFINITY);
+  Codes zero(kTensorCoreCodes), nan(zero);
+  nan[31] = 0xff;
+  EXPECT_EQ(std::bit_cast<uint32_t>(tensor_core_code_block(zero.data(), nan.data(), INFINITY)), 0x7fffffffU);
+}
+
+/// The formula in fp64, in which all of its sums are exact.
+double formula(const Codes& x, const Codes& y, float accumulator) {
+  const auto exponent = [](double v, int least) { return v == 0 ? -1000 : std::max(std::ilogb(v), least); };
+  int largest = exponent(static_cast<double>(accumulator), -126);
+  for (size_t i = 0; i < x.size(); ++i)
+    largest = std::max(largest, exponent(value_of(x[i]), -6) + exponent(value_of(y[i]), -6));
+  const auto cut = [](double v, int place) { return std::ldexp(std::trunc(std::ldexp(v, -place)), place); };
+  double sum = cut(static_cast<double>(accumulator), largest - 13);
+  for (size_t i = 0; i < x.size(); ++i) sum += cut(value_of(x[i]) * value_of(y[i]), largest - 13);
+  return cut(sum, std::max(exponent(sum, -126), -126) - 13);
+}
+
+TEST(TensorCoreCodes, ABlockIsTheFormula) {
+  std::mt19937 random(11);
+  int different = 0;
+  for (int trial = 0; trial < 20000; ++trial) {
+    Codes x(kTensorCoreCodes), y(x);
+    // Codes of the whole range, of few exponents, or subnormal ones; some zeros among them.
+    const unsigned kind = random() % 3, first = random() % 12;
+    for (Codes* each : {&x, &y}) {
+      for (uint8_t& bits : *each) {
+        bits = static_cast<uint8_t>(random());
+        if (kind == 1) bits = static_cast<uint8_t>((bits & 0x87) | (first + random() % 3) << 3);
+        if (kind == 2 && each == &x) bits &= 0x87;
+        if (random() % 8 == 0 || (bits & 0x7f) == 0x7f) bits &= 0x80;
+      }
+    }
+    const auto accumulator =
+        static_cast<float>(std::ldexp(random() * 0x1p-31 - 1, static_cast<int>(random() % 40) - 20));
+    const float got = tensor_core_code_block(x.data(), y.data(), trial % 2 == 0 ? accumulator : 0);
+    different += static_cast<double>(got) != formula(x, y, trial % 2 == 0 ? accumulator : 0) ? 1 : 0;
+  }
+  EXPECT_EQ(different, 0);
+}
+
+/// Operands of codes, k along their rows, and their scales. Both are parts of larger tensors.
+struct CodesOf {
+  static constexpr int64_t kAbove = 2;  // rows above the part
+  int64_t rows, k, rows_of_scale;
+  Tensor codes{"codes", DType::e4m3, {rows + kAbove, k}};
+  Tensor scales{"scales", DType::f32, {(rows - 1) / rows_of_scale + 1 + kAbove, (k + 127) / 128}};
+
+  CodesOf(int64_t rows_, int64_t k_, int64_t rows_of_scale_, std::mt19937& random)
+      : rows(rows_), k(k_), rows_of_scale(rows_of_scale_) {
+    for (std::byte& each : std::span(codes.bytes.data(), codes.bytes.size())) {
+      each = static_cast<std::byte>(random());
+      if (random() % 4 == 0) each &= std::byte{0x87};
+      if ((each & std::byte{0x7f}) == std::byte{0x7f} && random() % 64 != 0) each = std::byte{};
+    }
+    for (int64_t i = 0; i < scales.count(); ++i) scales.set(i, random() * 0x1p-30 - 1);
+  }
+  Factor factor(bool transposed) const { return {&codes, rows, k, transposed, kAbove}; }
+  CodeScales of_scales() const { return {&scales, rows_of_scale, kAbove}; }
+  float scale(int64_t row, int64_t block) const {
+    return static_cast<float>(scales.at((kAbove + row / rows_of_scale) * scales.shape[1] + block));
+  }
+  Codes block(int64_t row, int64_t index) const {
+    Codes found(128);
+    for (int64_t i = 0; i < std::min<int64_t>(128, k - index * 128); ++i)
+      found[static_cast<size_t>(i)] =
+          std::to_integer<uint8_t>(codes.bytes.data()[(kAbove + row) * k + index * 128 + i]);
+    return found;
+  }
+};
+
+std::vector<float> product_of_codes(const CodesOf& x, const CodesOf& y, const ModelOrder& order) {
+  const std::vector<RowSet> all(1);
+  std::vector<float> values;
+  const ProductScales scales{x.of_scales(), y.of_scales()};
+  const auto take = [&](int, int64_t, const float* row) { values.insert(values.end(), row, row + y.rows); };
+  emit_tensor_core_product({{}, all, order, 2, take}, 0, x.factor(false), y.factor(true), nullptr, &scales);
+  return values;
+}
+
+TEST(TensorCoreCodes, EveryBlockOf128IsAddedTimesItsScales) {
+  std::mt19937 random(12);
+  for (const int64_t k : {1, 32, 45, 128, 300, 1290}) {
+    const CodesOf x(5, k, 1, random), y(140, k, 128, random);
+    std::vector<float> expected, halves;
+    const int64_t blocks = (k + 127) / 128, half = (blocks + 1) / 2;
+    for (int64_t r = 0; r < x.rows; ++r) {
+      for (int64_t j = 0; j < y.rows; ++j) {
+        float sum = 0, first = 0, second = 0;
+        for (int64_t at = 0; at < blocks; ++at) {
+          const float scale = x.scale(r, at) * y.scale(j, at);
+          const float of_block = chain_of_codes(x.block(r, at), y.block(j, at), 0);
+          sum = std::fma(scale, of_block, sum);
+          float& part = at < half ? first : second;
+          part = std::fma(scale, of_block, part);
+        }
+        expected.push_back(sum), halves.push_back(first + second);
+      }
+    }
+    const std::vector<float> got = product_of_codes(x, y, {kTensorCoreCodes, 1});
+    EXPECT_EQ(differences(got, expected), 0) << k;
+    EXPECT_EQ(differences(product_of_codes(x, y, {kTensorCoreCodes, 2}), halves), 0) << k;
+    const auto finite = std::count_if(got.begin(), got.end(), [](float v) { return std::isfinite(v); });
+    EXPECT_GT(finite, std::ssize(got) / 4) << k;
+  }
+}
+
+TEST(TensorCoreCodes, ASerialChainRoundsEveryProductOfABlockOnce) {
+  std::mt19937 random(13);
+  const CodesOf x(3, 200, 1, random), y(20, 200, 128, random);
+  std::vector<float> expected;
+  for (int64_t r = 0; r < x.rows; ++r) {
+    for (int64_t j = 0; j < y.rows; ++j) {
+      float sum = 0;
+      for (const int64_t at : {0, 1}) {
+        float of_block = 0;
+        const Codes a = x.block(r, at), b = y.block(j, at);
+        for (size_t i = 0; i < a.size(); ++i)
+          of_block = std::fma(static_cast<float>(value_of(a[i])), static_cast<float>(value_of(b[i])), of_block);
+        sum = std::fma(x.scale(r, at) * y.scale(j, at), of_block, sum);
+      }
+      expected.push_back(sum);
+    }
+  }
+  const std::vector<float> got = product_of_codes(x, y, {1, 1});
+  for (size_t i = 0; i < got.size(); ++i)
+    EXPECT_TRUE(got[i] == expected[i] || (std::isnan(got[i]) && std::isnan(expected[i]))) << i;
+  EXPECT_GT(differences(got, product_of_codes(x, y, {kTensorCoreCodes, 1})), 0);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Candidates that compute like tensor cores, for every pass that has a model, in bf16 and fp16:
+// Candidates that compute like tensor cores, for every pass that has a model, in the dtypes that it has:
 //   ascending  the order that the shipped kernels promise
 //   one_ulp    the same except for the last bit of one element
 //   others     an order of all_orders(), named with underscores: split_k_2, serial_fma
@@ -9,7 +9,7 @@
 namespace checkop::test {
 namespace {
 
-constexpr size_t kRoom = 128;
+constexpr size_t kRoom = 160;
 
 struct Entry {
   std::string name;
@@ -25,9 +25,10 @@ const std::vector<Entry>& entries() {
     for (const Operator* op : operators())
       for (const Pass& pass : op->passes) {
         if (pass.model == nullptr) continue;
-        list.push_back({"ascending", op, &pass, {}, false});
-        list.push_back({"one_ulp", op, &pass, {}, true});
-        for (const ModelOrder& order : all_orders()) {
+        const int64_t block = kModelledArchs[0].block_of(pass);
+        list.push_back({"ascending", op, &pass, {block}, false});
+        list.push_back({"one_ulp", op, &pass, {block}, true});
+        for (const ModelOrder& order : all_orders(block)) {
           std::string name = to_string(order);
           std::replace(name.begin(), name.end(), ' ', '_');
           list.push_back({name, op, &pass, order, false});
@@ -41,9 +42,8 @@ const std::vector<Entry>& entries() {
 /// Outputs without a model, such as the gradient of a bias, get the gold.
 checkop_status launch(size_t number, const checkop_call* call) {
   const Entry& entry = entries()[number];
-  const auto dtype = static_cast<DType>(call->inputs[0].dtype);
-  if (dtype != DType::bf16 && dtype != DType::f16) {
-    std::snprintf(call->message, call->message_bytes, "bf16 and fp16 only");
+  if (!has_model(*entry.pass, entry.pass->outputs[0], static_cast<DType>(call->outputs[0].dtype))) {
+    std::snprintf(call->message, call->message_bytes, "there is no model of this dtype");
     return CHECKOP_UNSUPPORTED;
   }
   return answer(*call, [&] {
@@ -61,7 +61,8 @@ checkop_status launch(size_t number, const checkop_call* call) {
       if (call->outputs[i].data != nullptr) store(call->outputs[i], values[i]);
     if (entry.one_ulp) {
       const checkop_tensor& t = call->outputs[0];
-      static_cast<uint16_t*>(t.data)[count_of(t) / 2] ^= 1;
+      const size_t at = count_of(t) / 2 * info(static_cast<DType>(t.dtype)).bytes;
+      static_cast<uint8_t*>(t.data)[at] ^= 1;
     }
   });
 }

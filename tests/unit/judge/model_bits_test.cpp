@@ -32,8 +32,11 @@ struct ModelCase {
 };
 
 Case case_of(const ModelCase& m, int64_t rows = 37) {
+  const bool of_codes = std::string_view(m.op).find("fp8") != std::string_view::npos;
   const Dims dims =
-      std::string_view(m.op) == "lm_head" ? Dims{{"batch", 1}, {"seq", rows}, {"hidden", 45}, {"vocab", 70}}
+      of_codes                              ? Dims{{"batch", 1},   {"seq", rows},  {"rows", rows}, {"capacity", rows},
+                      {"experts", 5}, {"k_dim", 300}, {"n_dim", 140}}
+      : std::string_view(m.op) == "lm_head" ? Dims{{"batch", 1}, {"seq", rows}, {"hidden", 45}, {"vocab", 70}}
       : std::string_view(m.op) == "masked_grouped_gemm"
           ? Dims{{"experts", 5}, {"capacity", rows}, {"k_dim", 45}, {"n_dim", 70}}
       : std::string_view(m.op) == "grouped_gemm" ? Dims{{"rows", rows}, {"k_dim", 45}, {"n_dim", 70}, {"experts", 5}}
@@ -60,7 +63,14 @@ const ModelCase kCases[] = {
     {"grouped_gemm", "backward", DType::f16, false},
     {"masked_grouped_gemm", "forward", DType::bf16, false},
     {"masked_grouped_gemm", "backward", DType::f16, false},
+    {"fp8_block_gemm", "forward", DType::bf16, false},
+    {"fp8_block_gemm", "forward", DType::f32, false},
+    {"grouped_fp8_block_gemm", "forward", DType::f32, false},
+    {"masked_grouped_fp8_block_gemm", "forward", DType::f16, false},
 };
+
+/// The order that the hardware has.
+ModelOrder own_order(const Case& c) { return {kModelledArchs[0].block_of(*c.pass)}; }
 
 /// All outputs of `c` as `order` computes them; outputs without a model contain the gold.
 std::vector<Tensor> modelled(const Case& c, const std::vector<Tensor>& inputs, const ModelOrder& order) {
@@ -90,7 +100,7 @@ TEST(BitsOfModel, EveryModelIsWithinTheBoundsAndEqualsItself) {
   for (const ModelCase& m : kCases) {
     const Case c = case_of(m);
     const std::vector<Tensor> inputs = make_inputs(c, 1);
-    const std::vector<Comparison> all = judged_on_sm90(c, inputs, modelled(c, inputs, {}));
+    const std::vector<Comparison> all = judged_on_sm90(c, inputs, modelled(c, inputs, own_order(c)));
     for (size_t i = 0; i < all.size(); ++i) {
       const OutputSpec& spec = c.pass->outputs[i];
       if (!is_present(c, spec.tensor)) continue;
@@ -106,21 +116,26 @@ TEST(BitsOfModel, EveryModelIsWithinTheBoundsAndEqualsItself) {
 TEST(BitsOfModel, EveryOrderIsToldFromTheOthers) {
   // Long sums in fp16, whose 11 bits show the order. Three orders give the same bits here and must not be
   // distinguished.
-  Case c = gold_case("matmul", "forward", DType::f16, {{"batch", 1}, {"seq", 16}, {"k_dim", 2048}, {"n_dim", 192}});
-  const std::vector<Tensor> inputs = make_inputs(c, 1);
-  for (const ModelOrder& order : all_orders()) {
-    const Comparison got = judged_on_sm90(c, inputs, modelled(c, inputs, order)).front();
-    ASSERT_TRUE(got.model);
-    if (order == ModelOrder{}) {
-      EXPECT_TRUE(got.passed());
-      continue;
+  const Dims dims{{"batch", 1}, {"seq", 16}, {"k_dim", 2048}, {"n_dim", 192}};
+  for (const Case& c :
+       {gold_case("matmul", "forward", DType::f16, dims), gold_case("fp8_block_gemm", "forward", DType::f32, dims)}) {
+    const std::vector<Tensor> inputs = make_inputs(c, 1);
+    const std::span<const ModelOrder> orders = all_orders(own_order(c).width);
+    EXPECT_EQ(orders.front(), own_order(c));
+    for (const ModelOrder& order : orders) {
+      const Comparison got = judged_on_sm90(c, inputs, modelled(c, inputs, order)).front();
+      ASSERT_TRUE(got.model);
+      if (order == own_order(c)) {
+        EXPECT_TRUE(got.passed());
+        continue;
+      }
+      EXPECT_FALSE(got.passed()) << to_string(order);
+      EXPECT_GT(got.model->different, 0) << to_string(order);
+      ASSERT_EQ(got.model->orders.size(), orders.size());
+      EXPECT_EQ(got.model->orders.front().order, to_string(order));
+      EXPECT_EQ(got.model->orders.front().equal, 1.0) << to_string(order);
+      EXPECT_LT(got.model->orders[1].equal, 1.0) << got.model->orders[1].order;
     }
-    EXPECT_FALSE(got.passed()) << to_string(order);
-    EXPECT_GT(got.model->different, 0) << to_string(order);
-    ASSERT_EQ(got.model->orders.size(), all_orders().size());
-    EXPECT_EQ(got.model->orders.front().order, to_string(order));
-    EXPECT_EQ(got.model->orders.front().equal, 1.0) << to_string(order);
-    EXPECT_LT(got.model->orders[1].equal, 1.0) << got.model->orders[1].order;
   }
 }
 
@@ -129,16 +144,16 @@ TEST(BitsOfModel, OneElementOffByItsLastBitFails) {
     const Case c = case_of(m);
     const std::vector<Tensor> inputs = make_inputs(c, 1);
     for (size_t output = 0; output < c.pass->outputs.size(); ++output) {
-      std::vector<Tensor> outputs = modelled(c, inputs, {});
+      std::vector<Tensor> outputs = modelled(c, inputs, own_order(c));
       if (outputs[output].name.empty() || c.pass->outputs[output].numerics != Numerics::contraction) continue;
       const int64_t at = outputs[output].count() - 1;
-      outputs[output].bytes.data()[2 * at] ^= std::byte{1};
+      outputs[output].bytes.data()[static_cast<size_t>(at) * info(outputs[output].dtype).bytes] ^= std::byte{1};
       const std::vector<Comparison> all = judged_on_sm90(c, inputs, outputs);
       EXPECT_FALSE(all[output].gates_hold()) << case_name(c);
       EXPECT_EQ(all[output].model->different, 1);
       EXPECT_EQ(all[output].model->first_index, at);
       EXPECT_EQ(all[output].model->got_bits ^ all[output].model->model_bits, 1U);
-      EXPECT_EQ(all[output].model->orders.front().order, "ascending 16");
+      EXPECT_EQ(all[output].model->orders.front().order, to_string(own_order(c)));
     }
   }
 }
@@ -170,6 +185,43 @@ TEST(BitsOfModel, GroupsHaveTheBitsOfProductsOfTheirRowsAlone) {
   }
   for (int64_t i = 0; i < n_dim * k_dim; ++i) EXPECT_EQ(outputs[1].at(n_dim * k_dim + i), 0) << i;
   for (int64_t i = 80 * k_dim; i < 90 * k_dim; ++i) EXPECT_EQ(outputs[0].at(i), 0) << i;
+}
+
+// Rows of no expert hold NaN.
+TEST(BitsOfModel, GroupsOfCodesHaveTheBitsOfProductsOfTheirRowsAlone) {
+  for (const char* op : {"grouped_fp8_block_gemm", "masked_grouped_fp8_block_gemm"}) {
+    const bool masked = std::string_view(op).starts_with("masked");
+    const Case c = case_of({op, "forward", DType::f32, false}, masked ? 20 : 90);
+    std::vector<Tensor> inputs = make_inputs(c, 1);
+    const std::array firsts = masked ? std::array{0, 20, 40, 60, 80, 100} : std::array{0, 19, 19, 60, 61, 80};
+    const std::array counts = masked ? std::array{20, 0, 7, 1, 19} : std::array{19, 0, 41, 1, 19};
+    for (int64_t e = 0; e < inputs[4].count(); ++e)
+      inputs[4].set(e, masked ? counts[static_cast<size_t>(e)] : firsts[static_cast<size_t>(e)]);
+    const int64_t k_dim = 300, n_dim = 140, blocks = 3, all_rows = inputs[0].count() / k_dim;
+    std::vector<char> used(static_cast<size_t>(all_rows));
+    for (size_t e = 0; e < counts.size(); ++e) std::fill_n(used.begin() + firsts[e], counts[e], 1);
+    for (int64_t i = 0; i < inputs[0].count(); ++i)
+      inputs[0].set(i, used[static_cast<size_t>(i / k_dim)] == 1 ? static_cast<double>(i * 37 % 97 - 48) / 8 : NAN);
+    for (int64_t i = 0; i < inputs[1].count(); ++i)
+      inputs[1].set(i, used[static_cast<size_t>(i / blocks)] == 1 ? 0.5 + static_cast<double>(i % 5) / 4 : NAN);
+    const std::vector<Tensor> outputs = modelled(c, inputs, own_order(c));
+    for (size_t e = 0; e < counts.size(); ++e) {
+      const int64_t rows = counts[e], first = firsts[e], expert = static_cast<int64_t>(e);
+      if (rows == 0) continue;
+      const Case own = case_of({"fp8_block_gemm", "forward", DType::f32, false}, rows);
+      std::vector<Tensor> own_inputs = make_inputs(own, 1);
+      for (const auto& [index, at] : {std::pair{0, first * k_dim}, std::pair{1, first * blocks},
+                                      std::pair{2, expert * n_dim * k_dim}, std::pair{3, expert * 2 * blocks}}) {
+        Tensor& to = own_inputs[static_cast<size_t>(index)];
+        for (int64_t i = 0; i < to.count(); ++i) to.set(i, inputs[static_cast<size_t>(index)].at(at + i));
+      }
+      const std::vector<Tensor> own_outputs = modelled(own, own_inputs, own_order(own));
+      for (int64_t i = 0; i < rows * n_dim; ++i)
+        ASSERT_EQ(outputs[0].at(first * n_dim + i), own_outputs[0].at(i)) << op << " " << e << " " << i;
+    }
+    for (int64_t i = 0; i < outputs[0].count(); ++i)
+      ASSERT_TRUE(used[static_cast<size_t>(i / n_dim)] == 1 || outputs[0].at(i) == 0) << op << " " << i;
+  }
 }
 
 TEST(BitsOfModel, TheBiasIsAddedInFp32AndTheSumRoundedOnce) {
@@ -233,6 +285,8 @@ TEST(BitsOfModel, ABatchWithoutRowsHasZeroGradientsOfWeights) {
 
 constexpr std::string_view kModelGate =
     R"({"metric": "bits_of_model", "arch": "sm90", "block": 16, "order": "ascending"})";
+constexpr std::string_view kCodeGate =
+    R"({"metric": "bits_of_model", "arch": "sm90", "block": 32, "order": "ascending"})";
 const std::string kMatmul16 = R"({"op": "matmul", "dtype": ["bf16", "fp16"]})";
 
 std::string rule_with_model(std::string_view match, std::string_view gate = kModelGate) {
@@ -308,7 +362,15 @@ TEST(BitsOfModel, WrongKeysAreErrors) {
   };
   EXPECT_EQ(gate_with(R"("sm90")", "16", R"("ascending")"), "no error");
   EXPECT_NE(gate_with(R"("sm80")", "16", R"("ascending")").find("unknown arch 'sm80'"), std::string::npos);
-  EXPECT_NE(gate_with(R"("sm90")", "8", R"("ascending")").find("adds 16 products at once, not 8"), std::string::npos);
+  EXPECT_NE(
+      gate_with(R"("sm90")", "8", R"("ascending")").find("sm90 adds 16 products of 16-bit operands at once, not 8"),
+      std::string::npos);
+  const std::string of_codes = R"({"arch": "sm90", "op": "fp8_block_gemm", "dtype": ["bf16", "fp16", "fp32"]})";
+  EXPECT_EQ(added_error(of_codes),
+            "c.json: overlays[0].add[0].block: sm90 adds 32 products of e4m3 codes at once, not 16, and overlays[0] "
+            "matches fp8_block_gemm/forward d fp32 (case fp32); write \"block\": 32");
+  EXPECT_EQ(added_error(of_codes, kCodeGate), "no error");
+  EXPECT_NE(gate_with(R"("sm90")", "32", R"("ascending")").find("write \"block\": 16"), std::string::npos);
   EXPECT_NE(gate_with(R"("sm90")", "16", R"("descending")").find("unknown order 'descending'"), std::string::npos);
   EXPECT_NE(gate_with("90", "16", R"("ascending")").find("expected"), std::string::npos);
   EXPECT_NE(rules_error({rule_with_model(kMatmul16, R"({"metric": "bits_of_model", "arch": "sm90"})")}).find("block"),
@@ -347,6 +409,13 @@ TEST(BitsOfModel, TheDefaultContractAsksItOfTheKernelsThatPromiseIt) {
     EXPECT_FALSE(asks(gates(contract, j, "sm90", "cublas")));
     EXPECT_FALSE(asks(gates(contract, j, "sm80", "cuda")));
   }
+  for (const char* op : {"fp8_block_gemm", "grouped_fp8_block_gemm", "masked_grouped_fp8_block_gemm"}) {
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+      const Judged j = judged(op, "forward", "d", dtype);
+      EXPECT_TRUE(asks(gates(contract, j, "sm90", "cuda-sm90")));
+      EXPECT_FALSE(asks(gates(contract, j, "sm90", "cuda")));
+    }
+  }
   EXPECT_FALSE(asks(gates(contract, judged("lm_head", "backward", "dbias", DType::bf16), "sm90", "cuda")));
 }
 
@@ -374,6 +443,31 @@ TEST(BitsOfModel, ACandidateThatSplitsKIsToldSo) {
   expect_exit(run_program(command("split_k_2", "--arch-key none")), 0, "6 pass");
 }
 
+std::string command_of_codes(std::string_view candidate) {
+  return fmt::format(
+      "--op fp8_block_gemm,grouped_fp8_block_gemm,masked_grouped_fp8_block_gemm --device cpu --contract {} "
+      "--plugin {}/modelled.so --candidate {} --dtype fp32 --batch 1 --seq 24 --rows 24 --experts 2 --capacity 12 "
+      "--k-dim 1024 --n-dim 96 --arch-key sm90 --force-arch-key",
+      kContract, kPluginFolder, candidate);
+}
+
+TEST(BitsOfModel, ACandidateThatAddsCodesAsTheHardwareDoesPasses) {
+  const ProcessResult result = run_program(command_of_codes("ascending"));
+  expect_exit(result, 0, "3 pass");
+  EXPECT_NE(result.text.find("bits_of_model: 0 of 2304 differ"), std::string::npos) << result.text;
+}
+
+// Sums in fp32 are nearer to the gold, and are not what the hardware gives.
+TEST(BitsOfModel, ACandidateThatAddsCodesInFp32Fails) {
+  const ProcessResult chain = run_program(command_of_codes("serial_fma"));
+  EXPECT_EQ(chain.code, 1) << chain.text;
+  EXPECT_NE(chain.text.find("nearest order: serial fma (100 % equal)"), std::string::npos) << chain.text;
+  EXPECT_NE(chain.text.find("3 fail"), std::string::npos) << chain.text;
+  const ProcessResult native = run_program(command_of_codes("native"));
+  EXPECT_EQ(native.code, 1) << native.text;
+  EXPECT_NE(native.text.find("3 fail"), std::string::npos) << native.text;
+}
+
 TEST(BitsOfModel, ACandidateOffByOneBitFails) {
   const ProcessResult result = run_program(command("one_ulp"));
   expect_exit(result, 1, "bits_of_model: 1 of 2304 differ; nearest order: ascending 16");
@@ -384,6 +478,9 @@ TEST(BitsOfModel, ContractsExplainIt) {
       run_program("contract explain --op lm_head --dtype bf16 --arch-key sm90 --candidate cuda --check-grad");
   expect_exit(result, 0, "the bits of sm90's tensor cores: ascending 16");
   EXPECT_NE(result.text.find("overlays[6].add[0]"), std::string::npos) << result.text;
+  expect_exit(run_program("contract explain --op fp8_block_gemm --dtype bf16 --arch-key sm90 --candidate cuda-sm90"), 0,
+              "the bits of sm90's tensor cores: ascending 32 in every 128 codes, times their scales added to one fp32 "
+              "sum, one rounding");
 }
 
 }  // namespace
