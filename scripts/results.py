@@ -47,6 +47,7 @@ KEYS = {
     "frameworks": ("candidate", "op", "pass", "contract", "fault"),
     "tests": ("name",),
 }
+NOT_KEPT = ("device", "bytes", "flops", "distinct")  # of records of bench: the summary's device, and what other fields tell
 VERDICTS = ("checks", "sanitizers")  # sections that hold for every device of an architecture; times hold for one device
 FAILED = ("fail", "vacuous", "error", "timeout", "xpass")  # verdicts, without the part after a colon
 
@@ -240,8 +241,11 @@ class Folder:
                 self.on({"name": device}, path)
                 if record.get("pass") == "forward+backward":  # the sum of both, which their records have
                     continue
-                record.pop("kernels_digest", None)  # of the built plugin, which depends on the compiler
-                self.add("bench", op, candidate, date, device=device, **{name: value for name, value in record.items() if value is not None})
+                if record.get("is_peer") and record["status"] == "unsupported":  # of all that one process offers, what it lacks
+                    continue
+                for name in ("kernels_digest", *NOT_KEPT):  # the digest is of the built plugin, which depends on the compiler
+                    record.pop(name, None)
+                self.add("bench", op, candidate, date, **{name: value for name, value in record.items() if value is not None})
 
     def read_certificates(self):
         for path in self.files("certificates/*.json"):

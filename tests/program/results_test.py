@@ -216,7 +216,9 @@ class Summaries(Results):
         self.assertIn("bench-logp.jsonl:1: is no record", self.run_script("summarize", self.folder, code=1))
 
     def test_take_the_plugins_digest_for_no_digest_of_sources(self):
-        self.write_raw("bench-logp.jsonl", "".join(json.dumps(record(name, 1.0)) + "\n" for name in ("cuda", "torch-compile")))
+        lacking = {**record("flash", None), "is_peer": True, "status": "unsupported"}
+        records = [record(name, 1.0) for name in ("cuda", "torch-compile")] + [lacking]
+        self.write_raw("bench-logp.jsonl", "".join(json.dumps(one) + "\n" for one in records))
         ours, peer = sorted(self.summarize()["bench"], key=lambda row: row["candidate"])
         self.assertEqual(ours["kernels_digest"], self.digest())
         self.assertIsNone(peer["kernels_digest"])
