@@ -41,8 +41,10 @@ struct ScaledCodes {
 /// Emits rows of output `output`, n columns each: x y^T of the rows `rows` of x, which are those of the output from
 /// `first_row` on, and the first n rows of y.
 /// The sums of 128 products each are added up in fp32, hence the magnitude of a product, as in product.hpp. Within one
-/// of them FP8 tensor cores keep few bits: an instruction truncates every addend to 2^(1 - acc_bits) of the largest.
-/// That is not above the size of partial sums, |sum| + sqrt(sum of squares) of a block. So
+/// of them FP8 tensor cores keep few bits: an instruction truncates every addend to 2^(1 - acc_bits) of the largest,
+/// where a subnormal code counts as 2^-6 (tensor_core_code_block()). The largest is not above the size of partial sums,
+/// |sum| + sqrt(sum of squares) of a block, unless all large products have a subnormal factor and cancel: for such a
+/// block, which the drawn data do not have, the bound is too small. So
 ///   rounding = ((acc_terms + 1) (128/acc_terms) 2^(1 - acc_bits)/u + 3) sum over blocks of that size,  u = 2^-24
 /// One large product and 127 that are lost beside it err by almost half of that. Sources: DeepGEMM's
 /// sm90_fp8_gemm_1d2d.cuh; truncation as in tensor_core_code_block(), which was verified on an H200.

@@ -6,7 +6,7 @@ from the summaries.
   results.py digests                        prints the digest of every CUDA kernel of the tree as JSON: {"logp/cuda": "..."}
   results.py summarize DIR [--into FILE]    merges the output of scripts/gpu.sh in DIR into the summary FILE, or prints the summary
   results.py prune                          removes rows of verdicts where the summary of another device of the same architecture has a row
-                                            for them that is not older than its kernel: of several such rows the newest stays
+                                            for them that is not older than its kernel: of several such rows the newest stays, and failures
   results.py page [--check]                 writes both pages; with --check exits 1 if one does not match the summaries
 
 Every row of a summary has the date of the measurement and the digest of its kernel: `kernels_digest` covers the candidate's source and every
@@ -766,20 +766,22 @@ def prune(options):
     architecture = lambda name: summaries[name]["device"].get("arch_key")
     newest = {}  # of the rows that are not older than their kernels: (date, summary) by architecture, section and key
     rows_of = [(name, section, row) for name in sorted(summaries) for section in VERDICTS for row in summaries[name].get(section, [])]
+    fails = lambda row: any(verdict.split(":")[0] in FAILED for verdict in row.get("verdicts", ())) or row.get("result", "clean") != "clean"
     for name, section, row in rows_of:
-        if row.get("result") != "no summary" and not older(row, digests):
+        if row.get("result") != "no summary" and row.get("complete", True) and not older(row, digests):
             key = (architecture(name), section, key_of(section, row))
             newest[key] = max(newest.get(key, ("", "")), (row["date"], name))
     for name, summary in summaries.items():
         before = sum(len(summary.get(section, [])) for section in VERDICTS)
         for section in VERDICTS:
             summary[section] = [row for row in summary.get(section, [])
-                                if newest.get((architecture(name), section, key_of(section, row)), ("", name))[1] == name]
+                                if newest.get((architecture(name), section, key_of(section, row)), ("", name))[1] == name
+                                or (fails(row) and not older(row, digests))]
         removed = before - sum(len(summary[section]) for section in VERDICTS)
         if removed:
             path = os.path.join(RESULTS, f"{name}.json")
             write_summary(os.path.join(options.root, path), summary)
-            print(f"results.py: removed {removed} rows from {path} that another device has at present or later")
+            print(f"results.py: removed {removed} rows from {path}: another device has newer ones")
 
 
 def summarize(options):

@@ -6,8 +6,9 @@
 //   Limits: sm_90 only; contiguous; k_dim is a multiple of 16, a and b begin at 16-byte boundaries, and neither has
 //   more than 2^30 rows or columns. acc_bits at most 14 and acc_terms at least 32: what these tensor cores keep. No
 //   workspace. Expected error: an instruction adds 32 products to the sum before, of which each loses less than 2^-13
-//   of the largest one; four of them make a block of 128 columns of a. Then one multiply-add in fp32 for each block,
-//   and one rounding. sm90/fp8_product.cuh explains that, and why the bits of a row do not depend on the other rows.
+//   of the largest one, where a subnormal code counts as 2^-6; four of them make a block of 128 columns of a. Then one
+//   multiply-add in fp32 for each block, and one rounding. sm90/fp8_product.cuh explains that, and why the bits of a
+//   row do not depend on the other rows.
 #include "fp8_block_gemm/call.cuh"
 #include "sm90/fp8_product.cuh"
 

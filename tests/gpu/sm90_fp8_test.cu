@@ -16,7 +16,7 @@
 namespace checkop::kernels {
 namespace {
 
-/// Any codes, with NaN only if `nan`: then in every eighth row, about one of 512.
+/// Any codes, with NaN only if `nan`: then in every eighth row, about one code of 256.
 __global__ void fill_codes(uint8_t* to, int64_t rows, int64_t k, uint64_t seed, bool nan) {
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < rows * k; i += int64_t{gridDim.x} * blockDim.x) {
     const uint32_t u = mixed(i + (seed << 40));

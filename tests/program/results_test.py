@@ -385,14 +385,18 @@ class Page(Results):
         self.assertEqual([(row["op"], row["dtype"]) for row in after["checks"]], [("logp", "fp32"), ("silu", "bf16")])
         self.assertEqual([row["tool"] for row in after["sanitizers"]], ["racecheck"])
         self.assertEqual(after["bench"], before["bench"])
-        # Both devices have a present row now: that of the later day stays.
-        self.write_raw("report-smoke.json", report([case(seq=7)], started="2199-01-01T00:00:00Z"))
-        self.summarize()
-        self.run_script("prune")
-        with open(path, encoding="utf-8") as file:
-            self.assertEqual([row["dtype"] for row in json.load(file)["checks"] if row["op"] == "logp"], [])
-        with open(self.summary, encoding="utf-8") as file:
-            self.assertIn(("logp", "bf16"), [(row["op"], row["dtype"]) for row in json.load(file)["checks"]])
+
+    def test_prune_keeps_a_present_failure_and_takes_no_cut_run_for_a_newer_one(self):
+        other = os.path.join(os.path.dirname(self.summary), "h100.json")
+        device = {**DEVICE, "name": "H100"}
+        self.write_raw("report-smoke.json", report([case("fail", "accuracy"), case(dtype="fp32")], device=device))
+        self.run_script("summarize", self.folder, "--into", other)
+        for complete, dtypes in ((False, ["bf16", "fp32"]), (True, ["bf16"])):
+            self.write_raw("report-smoke.json", report([case(), case(dtype="fp32")], started="2199-01-01T00:00:00Z", complete=complete))
+            self.summarize()
+            self.run_script("prune")
+            with open(other, encoding="utf-8") as file:
+                self.assertEqual([row["dtype"] for row in json.load(file)["checks"]], dtypes, complete)
 
     def test_marks_rows_whose_kernel_nobody_knows(self):
         os.remove(os.path.join(self.folder, "kernels.json"))
