@@ -241,8 +241,6 @@ class Folder:
                 self.on({"name": device}, path)
                 if record.get("pass") == "forward+backward":  # the sum of both, which their records have
                     continue
-                if record.get("is_peer") and record["status"] == "unsupported":  # of all that one process offers, what it lacks
-                    continue
                 for name in ("kernels_digest", *NOT_KEPT):  # the digest is of the built plugin, which depends on the compiler
                     record.pop(name, None)
                 self.add("bench", op, candidate, date, **{name: value for name, value in record.items() if value is not None})
@@ -387,7 +385,8 @@ def merged(summary, folder):
         kept = by_key(section, summary.get(section, []))
         for key, new in by_key(section, rows).items():
             if key not in kept or max(row["date"] for row in new) >= max(row["date"] for row in kept[key]):
-                kept[key] = new
+                # A peer's process offers more than one operator: what it lacks has no row, nor an older time of it.
+                kept[key] = [row for row in new if not (row.get("is_peer") and row["status"] == "unsupported")]
         result[section] = [row for key in sorted(kept) for row in kept[key]]
     return result
 

@@ -27,7 +27,7 @@ struct Trial {
     unchanged,  ///< the fault changes no number of this case, and the contract accepts its zeros
   };
   Kind kind = Kind::control;
-  std::string name, meaning, expected;  ///< `expected`: for a fault, the kind of failure to find
+  std::string name, meaning, expected;  ///< `expected`: for a fault, the kinds of failure, one of which to find
   std::string output;                   ///< the only output with the fault; "" for all
   Judgment judgment;
   WorstGate worst_gate;

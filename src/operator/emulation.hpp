@@ -39,10 +39,11 @@ std::span<const Plan> all_plans();
 /// A planted fault of a kind that real kernels have.
 struct FaultSpec {
   std::string_view name;
-  std::string_view meaning;            ///< a sentence for tables
-  std::string_view kind = "accuracy";  ///< kind of failure that must be reported; "nonfinite" if it reads planted NaN
-                                       ///< or overflows, both where that depends on the data
-  std::string_view dtypes = "";        ///< dtypes in which it is visible, "bf16 fp16"; "" for all
+  std::string_view meaning;  ///< a sentence for tables
+  /// Kinds of failure, one of which must be reported: "accuracy"; "nonfinite" for a fault that reads planted NaN or
+  /// overflows; "accuracy nonfinite" where the data decide.
+  std::string_view kind = "accuracy";
+  std::string_view dtypes = "";  ///< dtypes in which it is visible, "bf16 fp16"; "" for all
   std::string_view needs =
       "";  ///< optional tensors that must be present, "sinks lse"; "-mask": one that must be absent
   std::string_view recipes = "";     ///< recipes that each permit this fault, except in fp16

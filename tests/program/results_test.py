@@ -216,12 +216,16 @@ class Summaries(Results):
         self.assertIn("bench-logp.jsonl:1: is no record", self.run_script("summarize", self.folder, code=1))
 
     def test_take_the_plugins_digest_for_no_digest_of_sources(self):
-        lacking = {**record("flash", None), "is_peer": True, "status": "unsupported"}
-        records = [record(name, 1.0) for name in ("cuda", "torch-compile")] + [lacking]
-        self.write_raw("bench-logp.jsonl", "".join(json.dumps(one) + "\n" for one in records))
+        self.write_raw("bench-logp.jsonl", "".join(json.dumps(record(name, 1.0)) + "\n" for name in ("cuda", "torch-compile")))
         ours, peer = sorted(self.summarize()["bench"], key=lambda row: row["candidate"])
         self.assertEqual(ours["kernels_digest"], self.digest())
         self.assertIsNone(peer["kernels_digest"])
+
+    def test_leave_out_what_a_peer_lacks_and_its_older_time(self):
+        for status, names in (("ok", ["cuda", "flash"]), ("unsupported", ["cuda"])):
+            peer = {**record("flash", 1.0 if status == "ok" else None), "is_peer": True, "status": status}
+            self.write_raw("bench-logp.jsonl", "".join(json.dumps(one) + "\n" for one in (record("cuda", 1.0), peer)))
+            self.assertEqual([row["candidate"] for row in self.summarize()["bench"]], names)
 
     def test_leave_out_a_cut_run_of_another_frameworks_kernel(self):
         self.write_raw("report-smoke.json", report([case()]))

@@ -106,8 +106,8 @@ class BenchClaims : public testing::Test {
 };
 
 constexpr double kWorkMs = 20;
-// On a machine that has more to do than this, the way to a process and back may take milliseconds, in some of the
-// passes: then the bounds are too high, or noise makes them too low.
+// A busy machine may delay the way to a process and back by milliseconds in some passes, which makes a bound too high
+// or hides a lie. So a test tries again.
 constexpr int kAttempts = 5;
 
 TEST_F(BenchClaims, HonestTimesAreTheCandidatesOwn) {
