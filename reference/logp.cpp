@@ -56,12 +56,15 @@ struct Changes {
 };
 
 /// The logits of a row, transformed, and the softmax of those that stay.
+/// A thread has one at a time, for its rows share the memory of their logits: new pages for each row would take most of
+/// the time.
 struct Row {
-  std::vector<TransformedLogit> logits;
+  std::vector<TransformedLogit>& logits;
   std::vector<char> stays;  ///< by column; empty: all
   SoftmaxRow softmax;
 
-  Row(const GoldArgs& args, int64_t row, const Changes& changes, int64_t target) {
+  Row(const GoldArgs& args, int64_t row, const Changes& changes, int64_t target) : logits(logits_of_thread()) {
+    logits.clear();
     RowScratch& s = row_scratch(args.in(0).shape.back());
     decode_row(args.in(0), row, s.z);
     const SteppedTransform stepped = changes.stepped(args);
@@ -79,6 +82,12 @@ struct Row {
   }
 
   bool has(int64_t column) const { return stays.empty() || stays[static_cast<size_t>(column)] != 0; }
+
+ private:
+  static std::vector<TransformedLogit>& logits_of_thread() {
+    static thread_local std::vector<TransformedLogit> logits;
+    return logits;
+  }
 };
 
 /// Gold of logp.

@@ -107,12 +107,11 @@ const Candidate* find(const std::vector<Candidate>& candidates, std::string_view
   return nullptr;
 }
 
-/// The judgment of candidate `name` of plugin `path` for `c` under the default contract.
-Judgment judgment_of(const std::string& path, std::string_view name, const Case& c) {
-  const std::vector<Candidate> candidates = load_plugin(path);
+/// The judgment of candidate `name` for `c`.
+Judgment judgment_of(const std::vector<Candidate>& candidates, std::string_view name, const Case& c,
+                     const Contract& contract) {
   const Candidate* candidate = find(candidates, name, c);
   if (candidate == nullptr) return {Verdict::unsupported, "", "no such candidate"};
-  const Contract contract = default_contract();
   const std::vector<Tensor> inputs = make_inputs(c, 1);
   std::vector<Tensor> outputs = make_outputs(c);
   std::vector<Demands> demands;
@@ -127,10 +126,12 @@ Judgment judgment_of(const std::string& path, std::string_view name, const Case&
   return judge(c, run, comparisons, demands, checks, /*accuracy=*/true);
 }
 
-/// Expects that a candidate passes the cases of suite mutation.
+/// Expects that a candidate of a plugin passes the cases of suite mutation under the default contract.
 void expect_passes(const std::string& plugin, const std::string& candidate, std::string_view op) {
+  const std::vector<Candidate> candidates = load_plugin(plugin);  // takes the digest of the file
+  const Contract contract = default_contract();
   for (const Case& c : mutation_cases(op)) {
-    const Judgment judgment = judgment_of(plugin, candidate, c);
+    const Judgment judgment = judgment_of(candidates, candidate, c, contract);
     EXPECT_EQ(judgment.verdict, Verdict::pass) << case_name(c) << " " << judgment.reason;
   }
 }
