@@ -97,10 +97,11 @@ void refine(const FillArgs& args) {
   const RowGroups groups = draw_row_groups(args, {}, kBlock);
   for (const char* name : {"grad_t", "x_t"}) {
     Tensor& codes = *args.find(name);
-    for (int64_t i = 0; i < codes.count(); ++i)
-      if (const uint64_t kind = payload_kind(args, static_cast<uint64_t>(i % groups.rows));
-          i % groups.rows >= groups.end() && kind % 2 == 0)
+    for (int64_t column = groups.end(); column < groups.rows; ++column) {
+      const uint64_t kind = payload_kind(args, static_cast<uint64_t>(column));
+      for (int64_t i = column; i < codes.count() && kind % 2 == 0; i += groups.rows)
         codes.set(i, args.left_out == LeftOut::nonfinite ? NAN : kind == 0 ? 448 : -448);
+    }
   }
 }
 

@@ -143,10 +143,12 @@ void draw(const FillArgs& args, std::string_view codes_name, std::string_view sc
   const bool draws = args.mode == InputMode::random;
   Tensor &codes = *args.find(codes_name), &scales = *args.find(scales_name);
   const int64_t columns = codes.shape.back(), blocks = scales.shape.back();
-  for (int64_t i = 0; i < codes.count() && draws; ++i) {
-    const bool is_small = of_rows && i / columns % 8 == kSmallRow;
-    const double x = std::ldexp(kCodes * codes.at(i), is_small ? -kSubnormal : 0);
-    codes.set(i, i / columns % 2 == 1 ? std::abs(x) : x);
+  std::vector<double> values(static_cast<size_t>(columns));
+  for (int64_t row = 0; row * columns < codes.count() && draws; ++row) {
+    const double factor = std::ldexp(kCodes, of_rows && row % 8 == kSmallRow ? -kSubnormal : 0);
+    decode_row(codes, row, values);
+    for (double& x : values) x = factor * (row % 2 == 1 ? std::abs(x) : x);
+    encode_row(codes, row, values);
   }
   const double divisor = kCodes * std::sqrt(static_cast<double>(terms));
   for (int64_t i = 0; i < scales.count(); ++i) {

@@ -28,6 +28,8 @@ struct Groups : RowGroups {
             expert * args.in(kOfScaleB).shape[1]};
   }
 
+  int64_t products_of_row() const { return args.in(kOfA).shape.back() * n_dim; }
+
   int64_t n_dim;
   const Args& args;
 };
@@ -37,9 +39,10 @@ struct Groups : RowGroups {
 void forward(const GoldArgs& args) {
   const Groups groups(args);
   groups.require_order();
-  for (int64_t e = 0; e < groups.experts(); ++e)
-    fp8_product::emit_product(args, 0, groups.first(e), rows_within(args.rows(0), groups.first(e), groups.count(e)),
+  for_experts(args, groups, groups.products_of_row(), [&](const GoldArgs& own, int64_t e) {
+    fp8_product::emit_product(own, 0, groups.first(e), rows_within(args.rows(0), groups.first(e), groups.count(e)),
                               groups.rows_of(e), groups.matrix(e), groups.n_dim);
+  });
   emit_unused(args, 0, groups.used_rows());
 }
 
@@ -53,10 +56,11 @@ void model_forward(const ModelArgs& args) {
 
 void identities(const IdentityArgs& args) {
   const Groups groups(args);
-  for (int64_t e = 0; e < groups.experts(); ++e)
-    if (groups.count(e) > 0)
-      fp8_product::check_product(args, 0, groups.first(e), groups.rows_of(e).dequantised(args, groups.count(e)),
-                                 groups.matrix(e).dequantised(args, groups.n_dim));
+  for_experts(args, groups, groups.products_of_row(), [&](const IdentityArgs& own, int64_t e) {
+    if (groups.count(e) == 0) return;
+    fp8_product::check_product(own, 0, groups.first(e), groups.rows_of(e).dequantised(own, groups.count(e)),
+                               groups.matrix(e).dequantised(own, groups.n_dim));
+  });
   check_zero_rows(args, 0, groups.used_rows());
 }
 

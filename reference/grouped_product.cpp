@@ -63,17 +63,18 @@ void emit_part(const GoldArgs& args, int index, int64_t first, const Factor& x, 
 
 void forward(const GoldArgs& args) {
   const Groups groups = groups_of(args);
-  for (int64_t e = 0; e < groups.experts(); ++e)
-    emit_part(args, 0, groups.first(e), groups.part(args.in(kOfA), e), groups.matrix(args.in(kOfB), e, true));
+  for_experts(args, groups, groups.k_dim * groups.n_dim, [&](const GoldArgs& own, int64_t e) {
+    emit_part(own, 0, groups.first(e), groups.part(args.in(kOfA), e), groups.matrix(args.in(kOfB), e, true));
+  });
   emit_unused(args, 0, groups.used_rows());
 }
 
 void backward(const GoldArgs& args) {
   const Groups groups = groups_of(args);
-  for (int64_t e = 0; e < groups.experts(); ++e) {
-    emit_part(args, 0, groups.first(e), groups.part(args.in(kOfGradC), e), groups.matrix(args.in(kOfB), e));
-    emit_part(args, 1, e * groups.n_dim, groups.part(args.in(kOfGradC), e, true), groups.part(args.in(kOfA), e));
-  }
+  for_experts(args, groups, groups.k_dim * groups.n_dim, [&](const GoldArgs& own, int64_t e) {
+    emit_part(own, 0, groups.first(e), groups.part(args.in(kOfGradC), e), groups.matrix(args.in(kOfB), e));
+    emit_part(own, 1, e * groups.n_dim, groups.part(args.in(kOfGradC), e, true), groups.part(args.in(kOfA), e));
+  });
   emit_unused(args, 0, groups.used_rows());
 }
 
@@ -105,24 +106,25 @@ void check_rest(const IdentityArgs& args, const Groups& groups) { check_zero_row
 
 void check_forward(const IdentityArgs& args) {
   const Groups groups(args);
-  for (int64_t e = 0; e < groups.experts(); ++e)
-    check_product(args, 0, groups.part(args.in(kOfA), e), groups.matrix(args.in(kOfB), e, true), nullptr,
+  for_experts(args, groups, groups.k_dim * groups.n_dim, [&](const IdentityArgs& own, int64_t e) {
+    check_product(own, 0, groups.part(args.in(kOfA), e), groups.matrix(args.in(kOfB), e, true), nullptr,
                   groups.first(e));
+  });
   check_rest(args, groups);
 }
 
 /// The gradient of an expert without rows must be 0, too.
 void check_backward(const IdentityArgs& args) {
   const Groups groups(args);
-  std::vector<char> active;
-  for (int64_t e = 0; e < groups.experts(); ++e) {
-    const Factor grad = groups.part(args.in(kOfGradC), e);
-    check_product(args, 0, grad, groups.matrix(args.in(kOfB), e), nullptr, groups.first(e));
-    check_product(args, 1, groups.part(args.in(kOfGradC), e, true), groups.part(args.in(kOfA), e), nullptr,
+  for_experts(args, groups, groups.k_dim * groups.n_dim, [&](const IdentityArgs& own, int64_t e) {
+    check_product(own, 0, groups.part(args.in(kOfGradC), e), groups.matrix(args.in(kOfB), e), nullptr, groups.first(e));
+    check_product(own, 1, groups.part(args.in(kOfGradC), e, true), groups.part(args.in(kOfA), e), nullptr,
                   e * groups.n_dim);
-    active.insert(active.end(), static_cast<size_t>(groups.n_dim), groups.count(e) > 0 ? 1 : 0);
-  }
+  });
   check_rest(args, groups);
+  std::vector<char> active;
+  for (int64_t e = 0; e < groups.experts(); ++e)
+    active.insert(active.end(), static_cast<size_t>(groups.n_dim), groups.count(e) > 0 ? 1 : 0);
   check_zero_rows(args, 1, active);
 }
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/mix.hpp"
+#include "base/vector_clones.hpp"
 
 namespace checkop {
 namespace {
@@ -128,7 +129,7 @@ inline void fill_words(const Stream& stream, int64_t first, double* __restrict o
 
 }  // namespace
 
-void Stream::normals(int64_t first, double* __restrict out, int64_t n) const {
+CHECKOP_VECTOR_CLONES void Stream::normals(int64_t first, double* __restrict out, int64_t n) const {
   double uniforms[kDrawBuffer + 1];
   fill_words(*this, first, uniforms, n, to_uniform);
   // Apply the central formula to all elements: this loop vectorises. Then redo the 15 % in the tails.

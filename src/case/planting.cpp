@@ -39,12 +39,6 @@ std::optional<size_t> find_bias(const Case& c, std::string_view vocab) {
   return find_input(c, [&](const TensorSpec& spec) { return spec.fill == Fill::normal && spec.dims == vocab; });
 }
 
-void encode_row(Tensor& tensor, int64_t row, const std::vector<double>& values) {
-  const DTypeInfo& type = info(tensor.dtype);
-  const size_t bytes = values.size() * type.bytes;
-  type.encode(values.data(), tensor.bytes.data() + static_cast<size_t>(row) * bytes, values.size());
-}
-
 /// Adds alpha * w to row `row` of `hidden`, where w is row `id` of `weight` with 0 before column `from`. alpha is
 /// chosen so that the row's product with row `id` is `target`. Sums run from the first column to the last.
 void align_hidden(int64_t row, const Tensor& weight, int64_t id, double target, size_t from, Tensor& hidden) {

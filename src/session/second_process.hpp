@@ -43,7 +43,7 @@ class SecondProcess {
   /// Other data of a case.
   struct OtherData {
     Case c;
-    std::vector<Tensor> inputs;
+    std::vector<Tensor> inputs;  ///< none if the process makes them
   };
   /// What begin() was given.
   struct Request {

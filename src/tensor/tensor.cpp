@@ -186,4 +186,10 @@ void decode_row(const Tensor& matrix, int64_t row, std::vector<double>& to) {
   type.decode(matrix.bytes.data() + static_cast<size_t>(row) * to.size() * type.bytes, to.data(), to.size());
 }
 
+void encode_row(Tensor& matrix, int64_t row, const std::vector<double>& values) {
+  const DTypeInfo& type = info(matrix.dtype);
+  const size_t bytes = values.size() * type.bytes;
+  type.encode(values.data(), matrix.bytes.data() + static_cast<size_t>(row) * bytes, values.size());
+}
+
 }  // namespace checkop

@@ -67,5 +67,7 @@ bool has_nonfinite(const Tensor& tensor, unsigned threads);
 
 /// Decodes row `row` of a tensor seen as a matrix of rows as wide as `to`.
 void decode_row(const Tensor& matrix, int64_t row, std::vector<double>& to);
+/// Encodes row `row` of a tensor seen as a matrix of rows as wide as `values`, with one rounding.
+void encode_row(Tensor& matrix, int64_t row, const std::vector<double>& values);
 
 }  // namespace checkop
