@@ -42,9 +42,9 @@ struct RowGroups {
   RowGroups() = default;
 };
 
-/// Runs body(own, expert) for every expert: those with many products by themselves and with all threads, the others side
-/// by side, with one thread each. `own` are `args` with these threads; every row of an expert is `of_row` products. The
-/// sink of `args` has to allow for calls from several threads.
+/// Runs body(own, expert) for every expert: those with many products by themselves and with all threads, the others
+/// side by side, with one thread each. `own` are `args` with these threads; every row of an expert is `of_row`
+/// products. The sink of `args` has to allow for calls from several threads.
 template <class Args, class Body>
 void for_experts(const Args& args, const RowGroups& groups, int64_t of_row, const Body& body) {
   constexpr int64_t kManyProducts = 1 << 18;  // fewer take less time than threads to begin and to end
