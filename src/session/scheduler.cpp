@@ -169,7 +169,7 @@ void Scheduler::run_with_finite(size_t index, Attempt& attempt) {
       !has_room_for_other_data(record.c, record.device, run_.threads, run_.options.memory_limit))
     return;
   DataRun finite;
-  finite.inputs = run_.own_inputs.make(record.c, threads_for(record.c, run_.threads), LeftOut::finite);
+  finite.inputs = run_.own_inputs.make(record.c, run_.threads, LeftOut::finite);
   finite.data_hash = tensor_digest(finite.inputs, run_.threads);
   if (finite.data_hash == record.data_hash) return;  // nothing is left out, or it is the user's own data
   finite.outputs = make_outputs(record.c);
@@ -205,8 +205,7 @@ void Scheduler::provide_inputs(Attempt& attempt) {
   const auto start = Clock::now();
   PreparedInputs prepared = std::exchange(prepared_, {});
   const bool is_prepared = prepared.check == attempt.check;
-  const Case& c = attempt.record.c;
-  attempt.inputs = is_prepared ? std::move(prepared.inputs) : run_.own_inputs.make(c, threads_for(c, run_.threads));
+  attempt.inputs = is_prepared ? std::move(prepared.inputs) : run_.own_inputs.make(attempt.record.c, run_.threads);
   attempt.record.times.generate_ms = is_prepared ? prepared.ms : ms_since(start);
   attempt.record.data_hash = tensor_digest(attempt.inputs, run_.threads);
 }
@@ -216,9 +215,7 @@ void Scheduler::run_in_processes(size_t index, const RunChecks& checks, Attempt&
   const std::chrono::seconds limit(run_.options.timeout_s);
   SecondProcess* const second = checks.determinism && second_ ? &*second_ : nullptr;
   const bool side_by_side = second != nullptr && second->may_run_beside(record.c);
-  const auto begin_second = [&] {
-    second->begin(record.candidate, record.c, attempt.inputs, limit, threads_for(record.c, run_.threads));
-  };
+  const auto begin_second = [&] { second->begin(record.candidate, record.c, attempt.inputs, limit, run_.threads); };
 
   worker_->begin(record.candidate, record.c, attempt.inputs, attempt.outputs, checks, limit);
   if (side_by_side) begin_second();
@@ -233,7 +230,7 @@ void Scheduler::run_in_processes(size_t index, const RunChecks& checks, Attempt&
 void Scheduler::run_proof_case(const Proofs::Entry& proof, CaseRecord& record) {
   RunChecks checks = record.checks;
   checks.determinism = false;
-  const std::vector<Tensor> inputs = make_inputs(proof.c, threads_for(proof.c, run_.threads), record.left_out);
+  const std::vector<Tensor> inputs = make_inputs(proof.c, run_.threads, record.left_out);
   std::vector<Tensor> outputs = make_outputs(proof.c);
   RunResult run =
       worker_->run(record.candidate, proof.c, inputs, outputs, checks, std::chrono::seconds(run_.options.timeout_s));
@@ -277,7 +274,7 @@ Scheduler::PreparedInputs Scheduler::prepare(size_t index) const {
   if (next == checks.end() || !next->candidate.has_kernel || !fits_side_by_side(next->c)) return {};
   const auto start = Clock::now();
   try {
-    PreparedInputs prepared{&*next, run_.own_inputs.make(next->c, threads_for(next->c, run_.threads))};
+    PreparedInputs prepared{&*next, run_.own_inputs.make(next->c, run_.threads)};
     prepared.ms = ms_since(start);
     return prepared;
   } catch (const std::exception&) {  // the check reports the same error when it is its turn

@@ -17,9 +17,6 @@ namespace {
 /// Larger cases are not preceded by other data: making them takes longer than all the rest.
 constexpr int64_t kMostOtherBytes = int64_t{256} << 20;
 
-/// The process makes the other data of smaller cases itself, with one thread.
-constexpr int64_t kMostBytesOfOneThread = int64_t{16} << 20;
-
 /// Other data of the same sizes.
 Case other_data(Case c) {
   if (c.input_mode == InputMode::constant) c.input_mode = InputMode::random;
@@ -55,11 +52,6 @@ void SecondProcess::begin(const std::string& candidate, const Case& c, const std
   }
   constexpr RunChecks kWithoutOutputs{.determinism = false, .invariance = false, .memory = false, .outputs = false};
   other_ = {other_data(c), {}};
-  // The data of mode captured are in this process.
-  if (worker_->has_plugin_host() && tensor_bytes(c) <= kMostBytesOfOneThread && c.input_mode != InputMode::captured) {
-    worker_->begin_on_generated(candidate, other_->c, again_, kWithoutOutputs, limit);
-    return;
-  }
   other_->inputs = make_inputs(other_->c, threads);
   worker_->begin(candidate, other_->c, other_->inputs, again_, kWithoutOutputs, limit);
 }

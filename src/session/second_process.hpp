@@ -43,7 +43,7 @@ class SecondProcess {
   /// Other data of a case.
   struct OtherData {
     Case c;
-    std::vector<Tensor> inputs;  ///< none if the process makes them
+    std::vector<Tensor> inputs;
   };
   /// What begin() was given.
   struct Request {

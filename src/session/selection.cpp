@@ -462,12 +462,6 @@ unsigned thread_count(const RunOptions& options) {
   return std::min(kMost, options.threads > 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency()));
 }
 
-unsigned threads_for(const Case& c, unsigned threads) {
-  // A thread takes as long to begin and to end as the gold of a small case in all.
-  constexpr int64_t kSmallBytes = int64_t{64} << 10;
-  return tensor_bytes(c) <= kSmallBytes ? 1 : threads;
-}
-
 std::string check_name(const Check& check) {
   return fmt::format("{}/{}/{}/{}", check.c.op->name, check.c.pass->name, check.candidate.name, case_name(check.c));
 }

@@ -66,8 +66,6 @@ std::chrono::milliseconds rank_limit(const RunOptions& options);
 
 /// Number of threads for the gold and the generator.
 unsigned thread_count(const RunOptions& options);
-/// How many of `threads` the work on the tensors of a case is worth: one for a small case.
-unsigned threads_for(const Case& c, unsigned threads);
 
 /// "logp/forward/native/logp-fp32-2x16x257", as matched by --filter and printed by --list.
 std::string check_name(const Check& check);

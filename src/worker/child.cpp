@@ -24,7 +24,6 @@
 #include "base/host_memory.hpp"
 #include "base/paths.hpp"
 #include "base/sandbox.hpp"
-#include "case/inputs.hpp"
 #include "run/plugin_host.hpp"
 #include "run/runner.hpp"
 #include "worker/rank_link.hpp"
@@ -106,9 +105,7 @@ json answer_to(const json& request, Device& device, const std::vector<Candidate>
     }
     return encode(bench_candidates(device, chosen, c, data, decode_plan(request.at("bench"))));
   }
-  const json& given = request.at("inputs");
-  const std::vector<Tensor> inputs =
-      given.is_null() ? make_inputs(c, 1) : decode_tensors(given, descriptors, next, /*writable=*/false);
+  const std::vector<Tensor> inputs = decode_tensors(request.at("inputs"), descriptors, next, /*writable=*/false);
   std::vector<Tensor> outputs = decode_tensors(request.at("outputs"), descriptors, next, /*writable=*/true);
   const RunChecks checks = decode_checks(request.at("checks"));
   if (ranks != nullptr) ranks->begin(checks.rank_limit);

@@ -26,7 +26,6 @@
 #include "base/interruption.hpp"
 #include "base/sandbox.hpp"
 #include "base/text.hpp"
-#include "case/inputs.hpp"
 #include "run/invariance/contexts.hpp"
 #include "run/memory_need.hpp"
 #include "run/runner.hpp"
@@ -83,7 +82,7 @@ struct Worker::Failure {
 struct Worker::Pending {
   size_t candidate;  ///< index into WorkerInfo::candidates
   const Case* c;
-  const std::vector<Tensor>* inputs;  ///< nullptr: the process generates them
+  const std::vector<Tensor>* inputs;
   std::vector<Tensor>* outputs;
   RunChecks checks;
   std::optional<Failure> failure = {};  ///< already known when the request was sent
@@ -162,7 +161,7 @@ const WorkerInfo& Worker::info() const { return info_; }
 
 void Worker::start() {
   if (config_.external && config_.external->is_confined) hide_memory();
-  if (has_plugin_host()) {
+  if (has_plugin_host(config_)) {
     hide_memory();
     try {  // new for each process: the next one must not find what the last one left there
       folder_ = std::make_unique<TempFolder>();
@@ -218,7 +217,7 @@ void Worker::start() {
     info.device = decode_device(answer.at("device"));
     info.cuda_devices = answer.at("cuda_devices").get<int>();
     info_ = std::move(info);
-    process->ends_in_order = config_.device != "cpu" && has_plugin_host();
+    process->ends_in_order = config_.device != "cpu" && has_plugin_host(config_);
   } catch (const json::exception& e) {
     // lint: allow message, the worker is this program
     throw InputError(where, fmt::format("worker sent a malformed handshake: {}", e.what()));
@@ -369,7 +368,7 @@ json Worker::receive() {
       if (answer.contains("error")) throw InputError("", answer.at("text").get<std::string>());
       // lint: allow message, a worker that breaks the protocol
       if (answer.at("request") != request_number_) throw WireError("its answer is not to this request");
-      process_->ends_in_order = config_.device != "cpu" && has_plugin_host();
+      process_->ends_in_order = config_.device != "cpu" && has_plugin_host(config_);
       return answer;
     }
     case Received::end:
@@ -383,31 +382,18 @@ json Worker::receive() {
 
 void Worker::begin(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
                    std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit) {
-  for (const Tensor& input : inputs) input.bytes.forbid_writes_by_others();
-  begin(std::make_unique<Pending>(Pending{index_of(candidate, c), &c, &inputs, &outputs, checks}), limit);
-}
-
-void Worker::begin_on_generated(const std::string& candidate, const Case& c, std::vector<Tensor>& outputs,
-                                const RunChecks& checks, std::chrono::seconds limit) {
-  begin(std::make_unique<Pending>(Pending{index_of(candidate, c), &c, nullptr, &outputs, checks}), limit);
-}
-
-void Worker::begin(std::unique_ptr<Pending> run, std::chrono::seconds limit) {
   if (pending_) process_.reset();  // nobody finished that run: its answer must not be taken for this one's
-  pending_ = std::move(run);
+  pending_ = std::make_unique<Pending>(Pending{index_of(candidate, c), &c, &inputs, &outputs, checks});
   if (local_) return;
+  for (const Tensor& input : inputs) input.bytes.forbid_writes_by_others();
   pending_->failure = guarded([&] {
-    const Case& c = *pending_->c;
     std::vector<int> descriptors;
-    json inputs = pending_->inputs == nullptr ? json() : encode(*pending_->inputs, descriptors);
-    json request{{"candidate", pending_->candidate},   {"case", encode(c)},
-                 {"inputs", std::move(inputs)},        {"outputs", encode(*pending_->outputs, descriptors)},
-                 {"checks", encode(pending_->checks)}, {"allowed_bytes", allowed_bytes(c)}};
+    json request{
+        {"candidate", pending_->candidate},        {"case", encode(c)},        {"inputs", encode(inputs, descriptors)},
+        {"outputs", encode(outputs, descriptors)}, {"checks", encode(checks)}, {"allowed_bytes", allowed_bytes(c)}};
     send(std::move(request), descriptors, limit);
   });
 }
-
-bool Worker::has_plugin_host() const { return !local_ && checkop::has_plugin_host(config_); }
 
 bool Worker::has_answered() const {
   if (local_ || !pending_) return false;
@@ -418,12 +404,7 @@ bool Worker::has_answered() const {
 
 RunResult Worker::finish() {
   const std::unique_ptr<Pending> run = std::move(pending_);
-  if (local_) {
-    const auto run_on = [&](const std::vector<Tensor>& inputs) {
-      return local_->run(run->candidate, *run->c, inputs, *run->outputs, run->checks);
-    };
-    return run->inputs == nullptr ? run_on(make_inputs(*run->c, 1)) : run_on(*run->inputs);
-  }
+  if (local_) return local_->run(run->candidate, *run->c, *run->inputs, *run->outputs, run->checks);
   RunResult result;
   std::optional<Failure> failure = std::move(run->failure);
   if (!failure) {

@@ -79,11 +79,6 @@ class Worker {
   /// finish().
   void begin(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
              std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit);
-  /// The same on inputs that the process generates, so that this one has the time for other work.
-  void begin_on_generated(const std::string& candidate, const Case& c, std::vector<Tensor>& outputs,
-                          const RunChecks& checks, std::chrono::seconds limit);
-  /// Whether the plugins are in a process of their own, so that the worker's own memory is not limited.
-  bool has_plugin_host() const;
   /// Whether the process has answered what begin() sent it, or has ended; false without a process of its own.
   bool has_answered() const;
   /// Waits for the run that begin() began. A crash or a time-out is a status of the result; the next run starts a fresh
@@ -103,7 +98,6 @@ class Worker {
   struct Pending;
   struct Failure;
   void start();
-  void begin(std::unique_ptr<Pending> run, std::chrono::seconds limit);
   std::optional<Failure> guarded(const std::function<void()>& body);
   void send(nlohmann::json request, const std::vector<int>& descriptors, std::chrono::seconds limit);
   nlohmann::json receive();
