@@ -56,8 +56,8 @@ struct Changes {
 };
 
 /// The logits of a row, transformed, and the softmax of those that stay.
-/// A thread has one at a time, for its rows share the memory of their logits: new pages for each row would take most of
-/// the time.
+/// Only one may live in a thread: the next one has the same memory for its logits. New pages for each row would take
+/// most of the time.
 struct Row {
   std::vector<TransformedLogit>& logits;
   std::vector<char> stays;  ///< by column; empty: all
@@ -80,6 +80,9 @@ struct Row {
       if (stays[v] != 0) those.push_back(logits[v]);
     add_logits(softmax, those);
   }
+
+  Row(const Row&) = delete;
+  Row& operator=(const Row&) = delete;
 
   bool has(int64_t column) const { return stays.empty() || stays[static_cast<size_t>(column)] != 0; }
 

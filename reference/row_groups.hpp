@@ -44,15 +44,20 @@ struct RowGroups {
 
 /// Runs body(own, expert) for every expert: those with many products by themselves and with all threads, the others
 /// side by side, with one thread each. `own` are `args` with these threads; every row of an expert is `of_row`
-/// products. The sink of `args` has to allow for calls from several threads.
+/// products.
 template <class Args, class Body>
 void for_experts(const Args& args, const RowGroups& groups, int64_t of_row, const Body& body) {
   constexpr int64_t kManyProducts = 1 << 18;  // fewer take less time than threads to begin and to end
   Args alone = args;
   alone.threads = 1;
   std::vector<int64_t> others;
-  for (int64_t e = 0; e < groups.experts(); ++e)
-    groups.count(e) * of_row >= kManyProducts ? body(args, e) : others.push_back(e);
+  for (int64_t e = 0; e < groups.experts(); ++e) {
+    if (groups.count(e) * of_row >= kManyProducts) {
+      body(args, e);
+    } else {
+      others.push_back(e);
+    }
+  }
   args.parallel_for(std::ssize(others), [&](int64_t i) { body(alone, others[static_cast<size_t>(i)]); });
 }
 

@@ -120,8 +120,10 @@ class RoundedLogitGradient {
     logp.rounding += args_.recipes.in_units(off);
     const Rounded rounded = args_.recipes.round(output_, logp.value, logp.magnitude, logp.rounding);
     const double p = std::exp(rounded.value), value = g_ * ((selected ? 1.0 : 0.0) - p);
-    const double of_p =
-        args_.recipes.in_units(std::expm1(rounded.slack)) + kExpUnits + kArgumentUnits * std::abs(rounded.value);
+    // exp(-inf) is exactly 0; the size of its argument would make 0 * inf of the error.
+    const double of_p = std::isinf(rounded.value) ? 0
+                                                  : args_.recipes.in_units(std::expm1(rounded.slack)) + kExpUnits +
+                                                        kArgumentUnits * std::abs(rounded.value);
     return {value, 0, std::abs(g_) * (p * of_p + kFlushUnits) + 2 * std::abs(value)};
   }
 

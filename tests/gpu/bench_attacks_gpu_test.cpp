@@ -64,10 +64,13 @@ void expect_outcome(const Attack& attack, const std::map<std::string, json>& rec
   }
 }
 
-// Candidates of a plugin share a process. These two leave work in it that meets whatever is timed next, so each has a
-// run of its own; the others are timed in turns in one run, since a process takes seconds to start.
+// Candidates of a plugin share a process. These two leave work in it that meets whatever is timed next, so each is
+// timed beside the honest ones of another plugin alone; the others have one run, since a process takes seconds to
+// start.
 TEST(GpuBenchAttacks, NoneHasATimeThatItsWorkDoesNotTake) {
   const std::vector<std::string> leave_work{"detached_thread", "leaves_work_for_the_rival"};
+  const std::vector<std::string> names = names_of(gpu_bench_attacks());
+  for (const std::string& name : leave_work) ASSERT_EQ(std::ranges::count(names, name), 1) << name;
   std::vector<std::string> together{"honest_timed", "honest_short"};
   for (const Attack& attack : gpu_bench_attacks()) {
     if (std::ranges::count(leave_work, attack.name) == 0) together.push_back(attack.name);

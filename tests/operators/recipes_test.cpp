@@ -211,6 +211,30 @@ TEST_P(Recipes, OtherOutputsHaveTheSameGold) {
 
 INSTANTIATE_TEST_SUITE_P(OfEveryPass, Recipes, testing::ValuesIn(subjects()), name_of);
 
+// Logits of -32768 and 32768 have log-probabilities that fp16 rounds to -inf.
+TEST(LogpRecipe, ALogProbabilityRoundedToInfinityIsAProbabilityOfZero) {
+  std::vector<Case> all = load_cases(fmt::format("{}/cases/logp.json", CHECKOP_SOURCE_DIR), "smoke");
+  std::erase_if(all, [](const Case& c) {
+    return c.pass->name != "backward" || c.dtype != DType::f16 || c.input_mode != InputMode::extreme;
+  });
+  ASSERT_FALSE(all.empty());
+  Contract contract = default_contract();
+  contract.grant({"logp_in_16_bit"});
+  double lowest = 0;
+  for (const Case& c : all) {
+    const std::vector<Tensor> inputs = make_inputs(c, 1);
+    for (int64_t i = 0; i < inputs[0].count(); ++i) {
+      if (const double x = inputs[0].at(i); std::isfinite(x)) lowest = std::min(lowest, x);
+    }
+    const auto recipe = std::ranges::find(c.pass->recipes, "logp_in_16_bit", &Recipe::name);
+    const auto outputs = rounded_outputs(c, inputs, *recipe, 1);
+    for (const Comparison& comparison : judge_outputs(c, inputs, outputs, contract, {}, 1)) {
+      EXPECT_TRUE(comparison.passed()) << case_name(c);
+    }
+  }
+  EXPECT_EQ(lowest, -32768);
+}
+
 /// dlogits of logp with the recipe transform_in_16_bit less those without it: the largest difference.
 double effect_of_transform(double top_k, double top_p) {
   Case c = gold_case("logp", "backward", DType::bf16, {{"batch", 2}, {"seq", 4}, {"vocab", 65}});
