@@ -150,7 +150,7 @@ TEST(BenchCheats, HaveNoTimeAndTheRecordSaysWhy) {
 /// Records of an attack after those of honest_slow and native. Where others take the processor from them, work that is
 /// done between launches takes no longer than waiting does, and a median says nothing: timed up to three times then.
 std::pair<ProcessResult, std::vector<json>> time_beside_honest_ones(const std::string& attack) {
-  constexpr double kMostSpread = 3;  // a quiet machine has 1.2
+  constexpr double kMostSpread = 3;  // a quiet machine has 1.1
   for (int tries = 1;; ++tries) {
     ProcessResult result = bench("honest_slow,native," + attack, "--timing burst", "bench_attacks");
     std::vector<json> records = records_of(result);
