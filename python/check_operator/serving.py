@@ -56,11 +56,13 @@ kind is cpu or cuda; index, name, arch (90), multiprocessors, memory_bytes, driv
 "digest" beside "device": 16 hex digits that change with the candidate's code, for reports. A kernel may also declare
 "recipes": ["normalised_row_in_16_bit"]. Each request
   {"run": {"id": 1, "op": "rms_norm", "pass": "forward", "attrs": {"eps": 1e-05}, "changed_attrs": ["eps"],
-           "inputs": "FILE", "outputs": "FILE", "want": [{"name": "y", "dtype": "BF16", "shape": [2, 3, 64]}], "forward_outputs": ["y"]}}
+           "inputs": "FILE", "outputs": "FILE", "want": [{"name": "y", "dtype": "BF16", "shape": [2, 3, 64]}],
+           "forward_outputs": ["y"], "optional_outputs": []}}
 is answered, after the file with the wanted tensors has been written, by
   {"id": 1, "status": "ok"}     or "unsupported" or "failed"; "message": "why" is optional.
 Both files are safetensors. Attributes that are not finite are strings; "changed_attrs" are those with other values than their
-defaults. The process exits at the end of its input.
+defaults. "forward_outputs" are the outputs of the forward pass in such a case. "optional_outputs" names those of the outputs in
+the request that only some cases have: a kernel without one answers "unsupported". The process exits at the end of its input.
 Protocol 2, in which tensors lie in shared memory, is described in docs/python.md.
 """
 import argparse

@@ -197,6 +197,23 @@ json names_of_forward_outputs(const Operator& op, const Pass& pass, const checko
   return names;
 }
 
+/// The optional ones of the outputs that a request names: those that it asks for, and `forward_outputs`.
+json names_of_optional_outputs(const Operator& op, const Pass& pass, const checkop_call& call,
+                               const json& forward_outputs) {
+  json names = json::array();
+  for (int32_t i = 0; i < call.n_outputs; ++i) {
+    const TensorSpec& spec = pass.outputs[static_cast<size_t>(i)].tensor;
+    if (spec.optional && call.outputs[i].data != nullptr) names.push_back(spec.name);
+  }
+  if (&pass == &op.passes.front()) return names;
+  for (const OutputSpec& output : op.passes.front().outputs) {
+    const TensorSpec& spec = output.tensor;
+    if (spec.optional && std::find(forward_outputs.begin(), forward_outputs.end(), spec.name) != forward_outputs.end())
+      names.push_back(spec.name);
+  }
+  return names;
+}
+
 void write_inputs(const std::string& path, const Pass& pass, const checkop_call& call) {
   std::vector<SafetensorsEntry> entries;
   for (int32_t i = 0; i < call.n_inputs; ++i) {
@@ -535,12 +552,16 @@ checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
     attrs[call.attrs[i].name] = json_number(call.attrs[i].value);
     if (call.attrs[i].value != kernel.op->attrs[static_cast<size_t>(i)].fallback) changed.push_back(call.attrs[i].name);
   }
-  json request{{"id", id},
-               {"op", kernel.op->name},
-               {"pass", kernel.pass->name},
-               {"attrs", attrs},
-               {"changed_attrs", changed},
-               {"forward_outputs", names_of_forward_outputs(*kernel.op, *kernel.pass, call)}};
+  const json forward_outputs = names_of_forward_outputs(*kernel.op, *kernel.pass, call);
+  json request{
+      {"id", id},
+      {"op", kernel.op->name},
+      {"pass", kernel.pass->name},
+      {"attrs", attrs},
+      {"changed_attrs", changed},
+      {"forward_outputs", forward_outputs},
+      {"optional_outputs", names_of_optional_outputs(*kernel.op, *kernel.pass, call, forward_outputs)},
+  };
   RequestFiles files;
   try {
     if (shared_) {

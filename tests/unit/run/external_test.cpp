@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // External processes as candidates: their results are checked like a plugin's, and every failure ends in a verdict.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "base/error.hpp"
 #include "case/inputs.hpp"
 #include "run/external.hpp"
 #include "support/contract_helper.hpp"
+#include "support/gold_helper.hpp"
 #include "support/process.hpp"
 #include "support/run_helper.hpp"
 #include "worker/worker.hpp"
@@ -295,6 +298,36 @@ TEST(External, ThousandLaunchesLeaveNoDescriptorAndNoArenaBehind) {
   }
   EXPECT_EQ(first, last);
   EXPECT_NE(last.find("2 arenas"), std::string::npos) << last;
+}
+
+// --- what a request says ---------------------------------------------------------------------------------------------
+
+/// What a request for this case says of outputs.
+std::string outputs_in_request(const std::string& op, const std::string& pass, const Dims& dims,
+                               const std::set<std::string, std::less<>>& optionals) {
+  const std::string command =
+      fmt::format("{} {}/tests/plugins/exec/tells_outputs.py {} {}", CHECKOP_PYTHON, CHECKOP_SOURCE_DIR, op, pass);
+  Worker worker({{}, "cpu", false, {{"mine", command, "auto"}}});
+  const Case c = gold_case(op, pass, DType::f32, dims, optionals);
+  const auto inputs = counting_inputs(c);
+  auto outputs = make_outputs(c);
+  const RunResult result = worker.run("mine", c, inputs, outputs, {}, 60s);
+  EXPECT_EQ(result.status, RunStatus::unsupported);
+  return result.message;
+}
+
+TEST(External, RequestNamesTheOptionalOutputs) {
+  const Dims sizes{{"batch", 1},  {"q_heads", 2},  {"kv_heads", 1}, {"q_seq", 3},
+                   {"kv_seq", 3}, {"head_dim", 4}, {"v_dim", 4}};
+  const auto of_attention = [&](const std::string& pass, const std::set<std::string, std::less<>>& optionals) {
+    return outputs_in_request("attention", pass, sizes, optionals);
+  };
+  EXPECT_EQ(of_attention("forward", {}), "wanted: o; forward: o; optional: ");
+  EXPECT_EQ(of_attention("forward", {"lse", "sinks"}), "wanted: o lse; forward: o lse; optional: lse");
+  EXPECT_EQ(of_attention("backward", {}), "wanted: dq dk dv; forward: o; optional: ");
+  EXPECT_EQ(of_attention("backward", {"sinks"}), "wanted: dq dk dv dsinks; forward: o; optional: dsinks");
+  EXPECT_EQ(of_attention("backward", {"lse", "sinks"}),
+            "wanted: dq dk dv dsinks; forward: o lse; optional: dsinks lse");
 }
 
 // --- its first answer ------------------------------------------------------------------------------------------------
