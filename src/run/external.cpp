@@ -179,8 +179,8 @@ bool has_tensor(const Pass& pass, const checkop_call& call, std::string_view nam
   return false;
 }
 
-/// The outputs of the forward pass in a case like this one. If the operator has no forward pass here, the outputs whose
-/// upstream gradients are inputs.
+/// The outputs of the forward pass in a case like this one, which has an optional one if it has its gradient. If the
+/// operator has no forward pass here, the outputs whose upstream gradients are inputs.
 json names_of_forward_outputs(const Operator& op, const Pass& pass, const checkop_call& call) {
   json names = json::array();
   if (op.passes.front().name != "forward") {
@@ -191,7 +191,8 @@ json names_of_forward_outputs(const Operator& op, const Pass& pass, const checko
   }
   for (const OutputSpec& output : op.passes.front().outputs) {
     const TensorSpec& spec = output.tensor;
-    if (!spec.optional || has_tensor(pass, call, spec.follows.empty() ? spec.name : spec.follows))
+    if (!spec.optional || has_tensor(pass, call, spec.follows.empty() ? spec.name : spec.follows) ||
+        has_tensor(pass, call, fmt::format("grad_{}", spec.name)))
       names.push_back(spec.name);
   }
   return names;

@@ -330,6 +330,17 @@ TEST(External, RequestNamesTheOptionalOutputs) {
             "wanted: dq dk dv dsinks; forward: o lse; optional: dsinks lse");
 }
 
+TEST(External, OptionalOutputsFollowWhatTheyBelongTo) {
+  const Dims sizes{{"tokens", 2}, {"parts", 2}, {"heads", 1}, {"head_dim", 4}};
+  EXPECT_EQ(outputs_in_request("attention_merge_state", "backward", sizes, {}),
+            "wanted: dpart_o dpart_lse; forward: o; optional: ");
+  EXPECT_EQ(outputs_in_request("attention_merge_state", "backward", sizes, {"grad_lse"}),
+            "wanted: dpart_o dpart_lse; forward: o lse; optional: lse");
+  EXPECT_EQ(
+      outputs_in_request("quant_fp8_block", "forward", {{"batch", 1}, {"seq", 128}, {"hidden", 128}}, {"codes_t"}),
+      "wanted: codes scales codes_t scales_t; forward: codes scales codes_t scales_t; optional: codes_t scales_t");
+}
+
 // --- its first answer ------------------------------------------------------------------------------------------------
 
 TEST(External, CommandThatCannotServeIsAnInputError) {
