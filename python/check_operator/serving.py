@@ -15,7 +15,9 @@ A function gets an operator's inputs (tensors of the framework) and attributes (
 `check_operator show OP` prints. Attributes missing in its signature are not passed. If its signature lacks a tensor of the
 case, such as an optional one, or an attribute that has another value than its default, the case is unsupported. It returns the
 output, a tuple or list of the outputs in order, or a dict by name. Each output is a contiguous tensor of its own, with the shape
-and dtype that the operator declares (`show` says fp32 if that is not the case's dtype).
+and dtype that the operator declares (`show` says fp32 if that is not the case's dtype). If it returns the required outputs alone
+where the case asks for an optional one, too, or None for that, the case is unsupported. A dict may hold optional outputs that
+the case does not ask for.
 
 Keys are "OP", "OP/forward" and "OP/backward". A backward function gets the inputs of the backward pass, which include
 upstream gradients named grad_NAME, and returns the gradients dNAME. If only "OP" is given, torch and JAX differentiate it;
@@ -42,8 +44,9 @@ As a program, it serves one function of a module, the functions of a module that
 registered operator of torch; see --help.
 
 Inputs and outputs lie in memory of check_operator, which this file maps: do not write to inputs. A function that has a
-parameter `out` gets the output to write to (a tuple, if there are several); it returns None, or `out`. Then
-check_operator sees elements that it leaves out and writes beyond the tensor. What a function returns is copied.
+parameter `out` gets the output to write to (a tuple, if there are several); it returns None, or `out`, and
+declines cases of outputs that it lacks. Then check_operator sees elements that it leaves out and writes beyond the tensor.
+What a function returns is copied.
 serve(functions, strides=True): the functions honour the strides of their tensors, whose rows and elements may lie apart,
 be exchanged or expanded. serve(functions, any_ids=True): they take ids as int32 and as int64.
 
@@ -518,14 +521,16 @@ class Torch(Framework):
         """Gradients of the function's outputs, weighted by grad_NAME, for the inputs whose dNAME is wanted."""
         inputs, upstream, wanted = split(tensors, request, self.zeros)
         leaves = {name: inputs[name].detach().requires_grad_() for name in wanted}
-        names = list(upstream)
+        names, optional = list(upstream), request.get("optional_outputs", [])
         with self.torch.enable_grad():
-            outputs = chosen(by_name(call(forward, {**inputs, **leaves}, attrs), request["forward_outputs"]), names)
+            returned = by_name(call(forward, {**inputs, **leaves}, attrs), request["forward_outputs"], optional)
+            outputs = chosen(returned, names, optional)
         for name, output in outputs.items():
             if not isinstance(output, self.torch.Tensor) or not output.requires_grad:
                 raise BadResult(f"output '{name}' has no gradient: it is detached, computed under torch.no_grad(), or not by "
                                 "torch; give the function that computes the gradients")
             require_shape(name, output, upstream[name])
+        require_all(outputs, names)
         found = self.torch.autograd.grad(list(outputs.values()), list(leaves.values()),
                                          [upstream[name] for name in names], allow_unused=True)
         for name, gradient in zip(leaves, found):
@@ -627,15 +632,18 @@ class Jax(Framework):
 
     def gradients(self, forward, tensors, attrs, request):
         inputs, upstream, wanted = split(tensors, request, self.zeros)
+        optional = request.get("optional_outputs", [])
 
         def weighed(*leaves):
-            outputs = by_name(call(forward, {**inputs, **dict(zip(wanted, leaves))}, attrs), request["forward_outputs"])
-            for name, output in chosen(outputs, list(upstream)).items():
+            returned = by_name(call(forward, {**inputs, **dict(zip(wanted, leaves))}, attrs), request["forward_outputs"], optional)
+            outputs = chosen(returned, list(upstream), optional)
+            for name, output in outputs.items():
                 if not isinstance(output, (self.jax.Array, self.numpy.ndarray, self.numpy.generic)):
                     raise BadResult(f"output '{name}' has no gradient: it is a {type(output).__qualname__}, expected a jax.Array")
                 require_shape(name, output, upstream[name])
                 if output.dtype != upstream[name].dtype:
                     raise BadResult(f"output '{name}' has dtype {output.dtype}, expected {upstream[name].dtype}")
+            require_all(outputs, upstream)
             return [outputs[name] for name in upstream]
 
         _, pull_back = self.jax.vjp(weighed, *[inputs[name] for name in wanted])
@@ -732,28 +740,41 @@ def adapted(function, names):
     return renamed
 
 
-def by_name(result, names):
-    """{name: output}; a dict is taken as it is. Throws BadResult for another number of results than names."""
+def by_name(result, names, optional=()):
+    """{name: output}; a dict is taken as it is. As many results as names that are not `optional` are the outputs of those.
+    Throws BadResult for another number of results."""
     wanted = ", ".join(f"'{name}'" for name in names)
     if result is None:
         raise BadResult(f"the function returned None; return {wanted}")
     if isinstance(result, dict):
         return result
     results = list(result) if isinstance(result, (tuple, list)) else [result]
+    required = [name for name in names if name not in optional]
+    if len(results) == len(required):
+        return dict(zip(required, results))
     if len(results) != len(names):
         raise BadResult(f"the function returned {len(results)} output{'' if len(results) == 1 else 's'}, expected "
                         f"{len(names)}: {wanted}")
     return dict(zip(names, results))
 
 
-def chosen(outputs, names):
-    """The outputs of these names. Throws BadResult for one that is missing or None."""
+def chosen(outputs, names, optional=()):
+    """The outputs of these names. Throws BadResult for one that is missing or None, unless it is `optional` and there is no
+    output of another name, which may be meant for it."""
+    if set(outputs) <= set(names):
+        names = [name for name in names if name not in optional or outputs.get(name) is not None]
     for name in names:
         if name not in outputs:
             raise BadResult(f"the function returned no '{name}', only {', '.join(map(repr, outputs)) or 'an empty dict'}")
         if outputs[name] is None:
             raise BadResult(f"the function returned None for '{name}'")
     return {name: outputs[name] for name in names}
+
+
+def require_all(outputs, names):
+    """Raises Unsupported where chosen() left optional outputs out: the function has none, and is right without them."""
+    if missing := [name for name in names if name not in outputs]:
+        raise Unsupported(f"the function returns {', '.join(outputs)} alone; this case asks for {', '.join(missing)} too")
 
 
 def from_dlpack(take, name, value, expected):
@@ -793,6 +814,13 @@ def require_own_tensors(framework, outputs, inputs):
                 raise BadResult(f"output '{name}' shares memory with {other}; return a tensor of its own")
         taken.append((f"output '{name}'", (begin, end)))
     return owned
+
+
+def require_forms(framework, outputs, wants):
+    """Throws BadResult unless those of the wanted outputs that are there have the wanted dtypes and shapes."""
+    for want in wants:
+        if (tensor := outputs.get(want["name"])) is not None:
+            require_form(want, framework.dtype_of(tensor, want), tensor.shape)
 
 
 def number(value):
@@ -876,7 +904,7 @@ def run(request, functions, framework, arenas):
     attrs = {name: number(value) for name, value in request["attrs"].items()}
     op, direction = request["op"], request["pass"]
     function = functions.get(f"{op}/{direction}", functions.get(op) if direction == "forward" else None)
-    names = [want["name"] for want in tensors.wants]
+    names, optional = [want["name"] for want in tensors.wants], request.get("optional_outputs", [])
     require_attrs(functions[op] if function is None else function, attrs, request.get("changed_attrs", []))
     process = os.getpid()
     try:
@@ -896,13 +924,16 @@ def run(request, functions, framework, arenas):
             outs = tuple(outputs.values())
             written(call(function, tensors.inputs, {**attrs, "out": outs[0] if len(outs) == 1 else outs}), outputs)
         else:
-            outputs = by_name(call(function, tensors.inputs, attrs), names)
+            outputs = by_name(call(function, tensors.inputs, attrs), names, optional)
     finally:
         if os.getpid() != process:
             os._exit(0)  # a function that forked comes back twice, and only this process may answer
     framework.finish()
     if function is not None and not takes_out(function, {**tensors.inputs, **attrs}):
-        outputs = require_own_tensors(framework, chosen(outputs, names), tensors.inputs)
+        outputs = require_own_tensors(framework, chosen(outputs, names, optional), tensors.inputs)
+        if len(outputs) < len(names):
+            require_forms(framework, outputs, tensors.wants)
+            require_all(outputs, names)
     return tensors.finish(outputs)
 
 

@@ -144,6 +144,26 @@ class Calls(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "returned 1 output, expected 2: 'y', 'lse'"):
             helper.by_name(5, ["y", "lse"])
 
+    def test_optional_results_may_be_left_out(self):
+        optional = ["lse", "kl"]
+        for result, kept in ((5, {"o": 5}), ((5,), {"o": 5}), ({"o": 5}, {"o": 5}), ((5, None, None), {"o": 5}),
+                             ({"o": 5, "kl": 7}, {"o": 5, "kl": 7}), ((5, 6, 7), {"o": 5, "lse": 6, "kl": 7})):
+            names = ["o", "lse", "kl"]
+            self.assertEqual(helper.chosen(helper.by_name(result, names, optional), names, optional), kept)
+        self.assertEqual(helper.by_name((5, 6), ["o", "lse", "m"], optional), {"o": 5, "m": 6})
+        helper.require_all({"o": 5, "lse": 6}, ["o", "lse"])
+        with self.assertRaisesRegex(helper.Unsupported, "^the function returns o, m alone; this case asks for lse, kl too$"):
+            helper.require_all({"o": 5, "m": 6}, ["o", "lse", "kl", "m"])
+
+    def test_results_that_are_neither_all_nor_the_required_ones_are_wrong(self):
+        names, optional = ["o", "lse", "kl"], ["lse", "kl"]
+        with self.assertRaisesRegex(helper.BadResult, "returned 2 outputs, expected 3: 'o', 'lse', 'kl'"):
+            helper.by_name((5, 6), names, optional)  # nobody knows which
+        for result, sentence in (({"o": 5, "LSE": 6}, "returned no 'lse', only 'o', 'LSE'"), ({}, "no 'o', only an empty dict"),
+                                 ({"lse": 6, "kl": 7}, "returned no 'o', only 'lse', 'kl'"), ((None, 6, 7), "None for 'o'")):
+            with self.assertRaisesRegex(helper.BadResult, sentence):
+                helper.chosen(helper.by_name(result, names, optional), names, optional)
+
     def test_inputs_upstream_gradients_and_wanted_ones_are_told_apart(self):
         request = {"forward_outputs": ["y"], "want": [{"name": "dx"}, {"name": "dgrad_x"}]}
         inputs, upstream, wanted = helper.split({"x": 1, "grad_x": 2, "grad_y": 3}, request, None)
@@ -226,6 +246,42 @@ class Serving(unittest.TestCase):
 
     def test_exception_is_a_failure_with_its_text(self):
         self.assertEqual(self.talk(4)[0], {"id": 9, "status": "failed", "message": "KeyError: 'four'"})
+
+
+class OptionalOutputs(unittest.TestCase):
+    """Requests for an optional output, answered within this process."""
+
+    OPTIONAL = {"optional_outputs": ["lse"]}
+
+    def answer(self, result, **more):
+        with tempfile.TemporaryDirectory() as folder:
+            inputs = os.path.join(folder, "in")
+            helper.write_safetensors(inputs, {"q": ("F32", (2, 3), bytes(24))})
+            want = [{"name": "o", "dtype": "F32", "shape": [2, 3]}, {"name": "lse", "dtype": "F32", "shape": [2]}]
+            request = {"id": 1, "op": "attention", "pass": "forward", "attrs": {}, "inputs": inputs, "want": want,
+                       "outputs": os.path.join(folder, "out"), "forward_outputs": ["o", "lse"], **more}
+            return helper.answer_to(request, {"attention": lambda q: result}, helper.NumPy("cpu"), False, {})
+
+    def test_a_function_without_it_declines(self):
+        o = np.zeros((2, 3), np.float32)
+        for result in (o, [o], {"o": o}, (o, None)):
+            self.assertEqual(self.answer(result, **self.OPTIONAL),
+                             {"status": "unsupported", "message": "the function returns o alone; this case asks for lse too"})
+        self.assertEqual(self.answer((o, np.zeros(2, np.float32)), **self.OPTIONAL), {"status": "ok"})
+
+    def test_what_it_returns_must_be_right_in_form(self):
+        for result, sentence in (
+                (np.zeros(2, np.float32), "its output 'o' is fp32 [2], expected fp32 [2, 3]"),
+                (np.zeros((2, 3)), "its output 'o' is fp64 [2, 3], expected fp32 [2, 3]"),
+                (np.zeros((3, 2), np.float32).T, "output 'o' is not contiguous; return a contiguous copy"),
+                ({"o": np.zeros((2, 3), np.float32), "l": 0}, "the function returned no 'lse', only 'o', 'l'"),
+                ({"lse": np.zeros(2, np.float32)}, "the function returned no 'o', only 'lse'")):
+            self.assertEqual(self.answer(result, **self.OPTIONAL), {"status": "failed", "message": sentence})
+
+    def test_without_the_list_every_output_is_required(self):
+        """As an earlier check_operator asks."""
+        self.assertEqual(self.answer(np.zeros((2, 3), np.float32)),
+                         {"status": "failed", "message": "the function returned 1 output, expected 2: 'o', 'lse'"})
 
 
 def silu(x, out):

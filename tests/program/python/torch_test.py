@@ -51,6 +51,11 @@ def ask(fn, **more):
     return co.check(fn, **{"op": "rms_norm", "dims": dict(batch=1, seq=2, hidden=32), **more})
 
 
+def ask_attention(fn, **more):
+    """Cases with and without lse."""
+    return co.check(fn, op="attention", cases=os.path.join(HERE, "optional_outputs.json"), backward=True, **more)
+
+
 class Torch(unittest.TestCase):
     def test_forward_and_automatic_gradients_pass(self):
         for isolate in ("spawn", "here"):
@@ -58,10 +63,21 @@ class Torch(unittest.TestCase):
             self.assertTrue(report, report)
             self.assertEqual([each.dtype for each in report.checks].count("bf16"), 2)
 
-    def test_an_optional_output_is_returned_only_where_a_case_has_it(self):
-        sizes = dict(batch=1, q_heads=2, kv_heads=2, q_seq=5, kv_seq=5, head_dim=8)
-        report = ask(torch_kernels.attention, op="attention", dims=sizes, dtype="fp32", backward=True)
-        self.assertTrue(report, report)
+    def test_an_optional_output_may_be_left_out(self):
+        for isolate in ("spawn", "here"):
+            report = ask_attention(torch_kernels.attention_and_lse, isolate=isolate)
+            self.assertEqual([each.verdict for each in report.checks], ["pass"] * 4, report)
+            report = ask_attention(torch_kernels.attention, isolate=isolate)
+            self.assertEqual([(each.pass_name, each.verdict) for each in report.checks],
+                             [("forward", "pass"), ("forward", "unsupported"), ("backward", "pass"), ("backward", "unsupported")])
+            for each in report.checks[1], report.checks[3]:
+                self.assertEqual(each.reason, "the function returns o alone; this case asks for lse too")
+
+    def test_a_required_output_may_not_be_left_out(self):
+        report = ask_attention(torch_kernels.lse_alone)
+        self.assertEqual([each.verdict for each in report.checks], ["fail"] * 4, report)
+        for each in report.checks:
+            self.assertEqual(each.reason, "the candidate failed: the function returned no 'o', only 'lse'")
 
     def test_memory_is_observed(self):
         for dtype in ("fp32", "bf16"):

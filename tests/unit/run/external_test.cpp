@@ -452,5 +452,30 @@ TEST(External, NumpyExamplePassesForwardAndBackward) {
       0, "27 pass");
 }
 
+/// A run of tests/plugins/exec/attention.py, which returns `outputs`.
+ProcessResult run_attention(const std::string& outputs, const std::string& with) {
+  return run_program(fmt::format(
+      "--op attention --device cpu --batch 1 --q-heads 2 --kv-heads 1 --q-seq 5 --kv-seq 5 --head-dim 8 --with {} "
+      "--candidate exec --exec '{} tests/plugins/exec/attention.py \"{}\"'",
+      with, CHECKOP_PYTHON, outputs));
+}
+
+TEST(External, CasesOfAnOptionalOutputThatTheFunctionLacksAreUnsupported) {
+  expect_exit(run_attention("o lse", "none,lse"), 0, "2 pass");
+  for (const char* outputs : {"o", "o as it is"}) {
+    const ProcessResult result = run_attention(outputs, "none,lse");
+    expect_exit(result, 3, " +lse seed=123");
+    expect_exit(result, 3, "\n             the function returns o alone; this case asks for lse too\n");
+    expect_exit(result, 3, "[  PASSED  ] 1 pass\n[   UNSUP. ] 1 unsupported\n");
+  }
+}
+
+TEST(External, RequiredOutputThatTheFunctionLeavesOutIsAFailure) {
+  for (const char* with : {"none", "lse"}) {
+    expect_exit(run_attention("lse", with), 1,
+                "\n             the candidate failed: the function returned no 'o', only 'lse'\n");
+  }
+}
+
 }  // namespace
 }  // namespace checkop::external_test
