@@ -16,20 +16,20 @@ namespace checkop::kernels {
 // and the running maximum is compared once for all of them.
 constexpr int kGroups = 4;
 
-// 512 threads keep a thread's chain of additions short at 150k columns. Two such blocks on an SM overlap one row's
-// final reduction with the next row's loads. With short rows most of these threads would idle.
-constexpr int kMaxThreads = 512;
-constexpr int kBlocksPerSM = 2;
-inline int threads_for(int64_t vocab) { return vocab <= 1024 ? 64 : vocab <= 8192 ? 256 : kMaxThreads; }
+// A step is 8192 columns in 16 bits: of a row's last step little is idle, whatever the vocabulary. Four such blocks on
+// an SM overlap one row's final reduction with the other rows' loads. With short rows most threads would idle.
+constexpr int kMaxThreads = 256;
+constexpr int kBlocksPerSM = 4;
+inline int threads_for(int64_t vocab) { return vocab <= 1024 ? 64 : kMaxThreads; }
 
 // The backward pass reads a row twice. A big block has three quarters of a row of 128k columns in 16 bits in shared
 // memory when the second pass begins; few rows in progress leave the rest in L2.
 constexpr int kMaxBackwardThreads = 1024;
 inline int backward_threads_for(int64_t vocab) {
-  return vocab <= 8192 ? threads_for(vocab) : vocab <= 49152 ? kMaxThreads : kMaxBackwardThreads;
+  return vocab <= 49152 ? threads_for(vocab) : kMaxBackwardThreads;
 }
 
-// Slots of a step each: two blocks of 512 threads, or one of 1024, have 192 KiB on an SM.
+// Slots of a step each: four blocks of 256 threads, or one of 1024, have 192 KiB on an SM.
 constexpr int kStepSlots = 3;
 using StepRing = GroupRing<kGroups>;
 

@@ -10,7 +10,7 @@
 //   student, teacher, dstudent: [..., vocab] f32|f16|bf16, contiguous    mask: [...] u8 or none
 //   loss, grad_loss: [...] f32
 //   Where the mask is 0: loss and gradient are 0, and no logit is read. A probability of 0 adds nothing.
-//   Limits: rows < 2^31.   No workspace.   Expected error: chains of about vocab/2048 + 20 fp32 additions, expf and
+//   Limits: rows < 2^31.   No workspace.   Expected error: chains of about vocab/1024 + 20 fp32 additions, expf and
 //   logf within 2 ulp, one output rounding. A row's bits depend only on its own values: see cuda/softmax.cuh.
 #include "cuda/softmax.cuh"
 

@@ -9,7 +9,7 @@
 //   Limits: rows < 2^31, vocab >= 1, at most 2^22 with top_k or top_p. Other ids outside [0, vocab) are CHECKOP_FAILED.
 //   Workspace: 256 bytes.
 //   Backward, from sm_90 on: the blocks of a cluster hold a row in shared memory and read it once (held_row.cuh).
-//   Expected error: a chain of about vocab/2048 + 20 fp32 additions, expf and logf within 2 ulp, one output rounding.
+//   Expected error: a chain of about vocab/1024 + 20 fp32 additions, expf and logf within 2 ulp, one output rounding.
 //   A row's bits depend only on its own values: see cuda/softmax.cuh.
 #include "cuda/held_row.cuh"
 #include "cuda/ids.cuh"
