@@ -49,6 +49,20 @@ struct Group {
   }
 };
 
+/// The largest element of 16-bit groups, without NaN unless all are; one instruction compares two pairs.
+template <typename T, int n>
+__device__ float max_of_pairs(const Group<T> (&groups)[n]) {
+  using Two = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+  Two most = bit_cast<Two>(groups[0].bits.x);
+#pragma unroll
+  for (int g = 0; g < n; ++g) {
+    const auto pairs = bit_cast<Pack<Two, 4>>(groups[g].bits);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) most = __hmax2(most, pairs.at[i]);
+  }
+  return fmaxf(to_float(most.x), to_float(most.y));
+}
+
 /// Loads elements [first, first + kGroupColumns) of `from`, with zeros from `end` on. `aligned`: `from` lies at a
 /// 16-byte boundary and `end` is a multiple of kGroupColumns.
 template <typename T>

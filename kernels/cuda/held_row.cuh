@@ -7,17 +7,14 @@
 // compute or store. Parts, and the order of sums, depend on the vocabulary alone.
 #pragma once
 
-#include <cooperative_groups.h>
-
-#include <utility>
-
 #include "cuda/softmax.cuh"
+#include "sm90/tensor_map.cuh"
 
 namespace checkop::kernels {
 
 constexpr int kHeldThreads = 256;
 constexpr int kMostParts = 8;             // blocks of a cluster that every GPU can launch
-constexpr int64_t kPartBytes = 72 << 10;  // three blocks on an SM
+constexpr int64_t kPartBytes = 43 << 10;  // five blocks on an SM
 
 /// How a row is divided.
 struct Parts {
@@ -57,109 +54,125 @@ cudaError_t launch_held_rows(void (*kernel)(Parameters...), int64_t rows, const 
 
 #if __CUDA_ARCH__ >= 900
 
-/// The blocks of a row.
-class RowCluster {
- public:
-  __device__ RowCluster() : cluster_(cooperative_groups::this_cluster()), begun_(cluster_.barrier_arrive()) {}
-  __device__ int64_t row() const { return blockIdx.x / cluster_.num_blocks(); }
-  __device__ int rank() const { return static_cast<int>(cluster_.block_rank()); }
-
-  /// The sums of all blocks merged, in the order of their ranks. All threads of the cluster call it, once.
-  __device__ Partial merge(const Partial& of_block) {
-    __shared__ Partial all[kMostParts];
-    const auto count = static_cast<int>(cluster_.num_blocks());
-    cluster_.barrier_wait(std::move(begun_));  // a block's memory can be written from its begin on
-    if (static_cast<int>(threadIdx.x) < count) *cluster_.map_shared_rank(&all[rank()], threadIdx.x) = of_block;
-    cluster_.sync();
-    Partial total;
-    for (int part = 0; part < count; ++part) total.max = fmaxf(total.max, all[part].max);
-    for (int part = 0; part < count; ++part) total.sum += all[part].sum * expf(all[part].max - exp_shift(total.max));
-    return total;
-  }
-
- private:
-  cooperative_groups::cluster_group cluster_;
-  cooperative_groups::cluster_group::arrival_token begun_;
-};
-
-/// The block's part of a row of logits, in shared memory. A thread has every kHeldThreads-th group of it, and reads
-/// only what it has copied itself.
+/// A row of logits in the shared memory of a cluster. Each block has one part of it; a thread has every
+/// kHeldThreads-th group of that part.
 template <typename T>
-class HeldPart {
+class HeldRow {
  public:
   static constexpr int kColumns = kGroupColumns<T>, kStep = kGroups * kHeldThreads;
 
-  /// Begins to load. `groups`: of a part; ring_memory holds them.
-  __device__ HeldPart(const T* row, int64_t vocab, int rank, int groups)
-      : vocab_(vocab),
-        first_(int64_t{rank} * groups),
-        count_(static_cast<int>(max(int64_t{0}, min(int64_t{groups}, ceil_div(vocab, kColumns) - first_)))) {
-    const int64_t n_whole = is_aligned(row) ? vocab / kColumns - first_ : 0;
-    for (int at = static_cast<int>(threadIdx.x); at - static_cast<int>(threadIdx.x) < count_; at += kStep) {
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        const int i = at + g * kHeldThreads;
-        if (i >= count_) break;
-        if (i < n_whole) {
-          cp_async(ring_memory + i, row + (first_ + i) * kColumns, sizeof(uint4));
-        } else {
-          ring_memory[i] = load_ragged<T>(row, (first_ + i) * kColumns, vocab).bits;
-        }
+  /// The row of this cluster, and the part of this block.
+  __device__ static int64_t number() { return blockIdx.x / sm90::blocks_in_cluster(); }
+  __device__ static int rank() { return static_cast<int>(sm90::rank_in_cluster()); }
+
+  /// Begins to load. `groups`: of a part; ring_memory holds them. All threads of the cluster call it.
+  __device__ HeldRow(const T* row, int64_t vocab, int groups)
+      : first_column_(int64_t{rank()} * groups * kColumns),
+        columns_(static_cast<int>(max(int64_t{0}, min(int64_t{groups} * kColumns, vocab - first_column_)))),
+        count_((columns_ + kColumns - 1) / kColumns),
+        is_whole_(is_aligned(row) && columns_ % kColumns == 0) {
+    const T* part = row + first_column_;
+    if (threadIdx.x == 0) {
+      sm90::init_barrier(merged(), 1);
+      for (int step = 0; step < steps(); ++step) sm90::init_barrier(loaded(step), 1);
+      sm90::fence_barrier_init();
+      sm90::arrive_expect_tx(merged(), partials() * static_cast<int>(sizeof(Partial)));
+      for (int step = 0; step < steps() && is_whole_; ++step) {
+        const int first = step * kStep, bytes = min(kStep, count_ - first) * static_cast<int>(sizeof(uint4));
+        sm90::arrive_expect_tx(loaded(step), bytes);
+        sm90::bulk_load(sm90::shared_address(ring_memory + first), part + first * kColumns, bytes, loaded(step));
       }
-      cp_async_commit_group();
     }
+    for (int i = static_cast<int>(threadIdx.x); i < count_ && !is_whole_; i += kHeldThreads) {
+      ring_memory[i] = load_ragged<T>(part, int64_t{i} * kColumns, columns_).bits;  // only this thread reads it
+    }
+    sm90::cluster_sync();  // the barriers of all blocks are initialized
   }
 
-  /// The sum of the block's part, in every thread. All threads call it, once.
+  /// The sum of the whole row, in every thread. All threads of the cluster call it, once.
   template <typename Transform>
   __device__ Partial reduce(const Transform& transform) const {
-    __shared__ float max_per_warp[kWarp], sum_per_warp[kWarp];
-    const int steps = (count_ + kStep - 1) / kStep;
-    const int64_t end = min((first_ + count_) * kColumns, vocab_);
     Partial mine;
-    for (int step = 0; step < steps; ++step) {
-      wait_for_all_but(steps - 1 - step);
+    for (int step = 0; step < steps(); ++step) {
+      if (is_whole_) sm90::wait(loaded(step), 0);
       Group<T> groups[kGroups];
       const int at = step * kStep + static_cast<int>(threadIdx.x);
+      if ((step + 1) * kStep <= count_) {
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        const int i = at + g * kHeldThreads;
-        groups[g] = i < count_ ? Group<T>{ring_memory[i]} : load_ragged<T>(nullptr, 0, 0);
+        for (int g = 0; g < kGroups; ++g) groups[g] = {ring_memory[at + g * kHeldThreads]};
+      } else {
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+          const int i = at + g * kHeldThreads;
+          groups[g] = i < count_ ? Group<T>{ring_memory[i]} : load_ragged<T>(nullptr, 0, 0);
+        }
       }
-      mine.add<T>(groups, transform, (first_ + at) * kColumns, int64_t{kHeldThreads} * kColumns, end);
+      mine.add<T>(groups, transform, at * kColumns, kHeldThreads * kColumns, columns_);
     }
-    const float max = block_max(mine.max, max_per_warp);
-    return {max, block_sum(mine.sum * expf(mine.max - exp_shift(max)), sum_per_warp)};
+    return merge(mine);
   }
 
-  /// The gradient of the part's columns.
+  /// The gradient of the part's columns. `grad`, `target`, `dx`: of the row.
   template <typename Transform>
-  __device__ void write(const RowGradient<T, Transform>& gradient) const {
-#pragma unroll 4
-    for (int i = static_cast<int>(threadIdx.x); i < count_; i += kHeldThreads) {
-      gradient.write({ring_memory[i]}, first_ + i);
+  __device__ void write(const Partial& total, float grad, int64_t target, T* __restrict__ dx,
+                        const Transform& transform) const {
+    const int64_t in_part = target - first_column_;
+    const int own_target = in_part >= 0 && in_part < columns_ ? static_cast<int>(in_part) : columns_ + kColumns;
+    const RowGradient<T, Transform, int> gradient(total, grad, own_target, columns_, dx + first_column_, transform);
+    const int first = static_cast<int>(threadIdx.x);
+    if (!is_whole_ || !gradient.all_are_whole()) {
+      for (int i = first; i < count_; i += kHeldThreads) gradient.write({ring_memory[i]}, i);
+      return;
     }
+#pragma unroll 4
+    for (int i = first; i < count_; i += kHeldThreads) gradient.write_whole({ring_memory[i]}, i);
+    const int of_target = own_target / kColumns;  // written once more, by the same thread
+    if (of_target < count_ && of_target % kHeldThreads == first) gradient.write({ring_memory[of_target]}, of_target);
   }
 
  private:
-  /// Waits until all but the latest `pending` groups of copies are done, or more of them.
-  __device__ static void wait_for_all_but(int pending) {
-    switch (pending) {
-      case 0:
-        return cp_async_wait_group<0>();
-      case 1:
-        return cp_async_wait_group<1>();
-      case 2:
-        return cp_async_wait_group<2>();
-      case 3:
-        return cp_async_wait_group<3>();
-      default:
-        return cp_async_wait_group<4>();
+  static constexpr int kWarps = kHeldThreads / kWarp;
+  static constexpr int kMostSteps = 16;  // 256 KiB
+
+  /// Merges the partial sums of all threads of the cluster. Every warp sends its own to every block, which waits for
+  /// those of all warps: no barrier of threads, and no fence, which would wait for the block's stores. A block ends
+  /// only after it has received all of them, so its memory is there for them.
+  __device__ Partial merge(const Partial& of_thread) const {
+    __shared__ alignas(8) Partial all[kMostParts * kWarps];
+    const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+    const float max = warp_max(of_thread.max);
+    const float sum = warp_sum(of_thread.sum * expf(of_thread.max - exp_shift(max)));
+    if (lane < sm90::blocks_in_cluster()) {
+      sm90::store_remote(sm90::shared_address(all + rank() * kWarps + warp), max, sum, merged(), lane);
     }
+    sm90::wait(merged(), 0);
+    Partial total, received[kMostParts * kWarps / kWarp];
+#pragma unroll
+    for (int i = 0; i < kMostParts * kWarps / kWarp; ++i) {
+      const int from = i * kWarp + lane;
+      if (from < partials()) received[i] = all[from];
+      total.max = fmaxf(total.max, received[i].max);
+    }
+    total.max = warp_max(total.max);
+#pragma unroll
+    for (const Partial& one : received) total.sum += one.sum * expf(one.max - exp_shift(total.max));
+    total.sum = warp_sum(total.sum);
+    return total;
+  }
+  __device__ static int partials() { return sm90::blocks_in_cluster() * kWarps; }
+
+  __device__ int steps() const { return (count_ + kStep - 1) / kStep; }
+  /// The addresses of barriers: step 0, 1, ... of the part is loaded; the partial sums of all warps are here.
+  __device__ static uint32_t loaded(int step) { return barrier(step); }
+  __device__ static uint32_t merged() { return barrier(kMostSteps); }
+  __device__ static uint32_t barrier(int k) {
+    __shared__ uint64_t barriers[kMostSteps + 1];
+    return sm90::shared_address(barriers + k);
   }
 
-  int64_t vocab_, first_;
-  int count_;
+  int64_t first_column_;
+  int columns_, count_;
+  bool is_whole_;  // the row begins, and the part ends, at a 16-byte boundary
 };
 
 /// Writes zeros to the block's part of an ignored row.

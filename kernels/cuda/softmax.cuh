@@ -25,9 +25,7 @@ inline int threads_for(int64_t vocab) { return vocab <= 1024 ? 64 : kMaxThreads;
 // The backward pass reads a row twice. A big block has three quarters of a row of 128k columns in 16 bits in shared
 // memory when the second pass begins; few rows in progress leave the rest in L2.
 constexpr int kMaxBackwardThreads = 1024;
-inline int backward_threads_for(int64_t vocab) {
-  return vocab <= 49152 ? threads_for(vocab) : kMaxBackwardThreads;
-}
+inline int backward_threads_for(int64_t vocab) { return vocab <= 49152 ? threads_for(vocab) : kMaxBackwardThreads; }
 
 // Slots of a step each: four blocks of 256 threads, or one of 1024, have 192 KiB on an SM.
 constexpr int kStepSlots = 3;
@@ -164,7 +162,9 @@ struct Partial {
   template <typename T, typename Transform>
   __device__ void add(const Group<T> (&groups)[kGroups], const Transform& transform, int64_t first, int64_t step,
                       int64_t vocab) {
+    constexpr bool kInPairs = sizeof(T) == 2 && std::is_same_v<Transform, NoTransform>;
     float z[kGroups][kGroupColumns<T>], new_max = max;
+    if constexpr (kInPairs) new_max = fmaxf(new_max, max_of_pairs(groups));
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       groups[g].unpack(z[g]);
@@ -172,7 +172,7 @@ struct Partial {
       for (int i = 0; i < kGroupColumns<T>; ++i) {
         const bool inside = Transform::keeps_infinity || first + g * step + i < vocab;
         z[g][i] = inside ? transform.apply(z[g][i]) : -INFINITY;
-        new_max = fmaxf(new_max, z[g][i]);
+        if constexpr (!kInPairs) new_max = fmaxf(new_max, z[g][i]);
       }
     }
     const float shift = exp_shift(new_max);
@@ -210,17 +210,18 @@ __device__ Partial reduce_row(StepRing& ring, const RowSteps<T>& row, const Tran
 }
 
 /// dx = grad*(onehot(target) - softmax(z)) dz/dx for one row of logits x, with z = transform(x), group by group.
-/// p = exp(z - max)/sum, not exp(z - lse): a large lse would be rounded.
-template <typename T, typename Transform>
+/// p = exp(z - max)/sum, not exp(z - lse): a large lse would be rounded. `Index` counts columns: 32 bits take half of
+/// the instructions where a row, or the part of one that a block has, is short enough.
+template <typename T, typename Transform, typename Index = int64_t>
 class RowGradient {
  public:
   static constexpr int kColumns = kGroupColumns<T>;
 
-  __device__ RowGradient(const Partial& total, float grad, int64_t target, int64_t vocab, T* __restrict__ dx,
+  __device__ RowGradient(const Partial& total, float grad, Index target, Index vocab, T* __restrict__ dx,
                          const Transform& transform)
       : shift_(exp_shift(total.max)),
         scale_(1.0f / total.sum),
-        grad_(grad),
+        minus_grad_(minus(grad)),
         target_(target),
         vocab_(vocab),
         n_whole_(is_aligned(dx) ? vocab / kColumns : 0),
@@ -228,41 +229,65 @@ class RowGradient {
         transform_(transform) {}
 
   /// `group`: its number in the row.
-  __device__ void write(const Group<T>& logits, int64_t group) const {
-    // In 16 bits exponentials are 2^24 times too large: their smallest ones are normal numbers, which ex2 keeps
-    constexpr float kExponent = sizeof(T) == 4 ? 0.0f : 24.0f;
-    const float scale_down = sizeof(T) == 4 ? scale_ : scale_ * 0x1p-24f;
-    const int64_t first = group * kColumns;
-    float x[kColumns], value[kColumns];
-    logits.unpack(x);
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      const float below = transform_.apply(x[i]) - shift_;
-      value[i] = (sizeof(T) == 4 ? expf(below) : ex2(fmaf(below, kLog2e, kExponent))) * scale_down;
-    }
+  __device__ void write(const Group<T>& logits, Index group) const {
+    const Index first = group * kColumns;
+    float x[kColumns], p[kColumns];
+    probabilities(logits, x, p);
     // Computed once per group: a comparison per column would cost as much as the exp
-    const int64_t target_in_group = target_ - first;
+    const Index target_in_group = target_ - first;
     if (target_in_group >= 0 && target_in_group < kColumns) {
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {  // exactly, because the difference may be small
-        if (i == target_in_group) value[i] = expf(transform_.apply(x[i]) - shift_) * scale_ - 1.0f;
+        if (i == target_in_group) p[i] = expf(transform_.apply(x[i]) - shift_) * scale_ - 1.0f;
       }
     }
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) value[i] = value[i] * -grad_ * transform_.slope(x[i]);
-    if (group < n_whole_) {  // streaming store: dx is not read here, so L2 is left to the logits
-      __stcs(reinterpret_cast<uint4*>(dx_ + first), Group<T>::packed(value).bits);
+    for (int i = 0; i < kColumns; ++i) p[i] = p[i] * minus_grad_ * transform_.slope(x[i]);
+    if (group < n_whole_) {
+      store(first, p);
     } else {
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
-        if (first + i < vocab_) dx_[first + i] = from_float<T>(value[i]);
+        if (first + i < vocab_) dx_[first + i] = from_float<T>(p[i]);
       }
     }
   }
 
+  bool __device__ all_are_whole() const { return n_whole_ * kColumns == vocab_; }
+  /// The same in fewer instructions for a whole group that does not contain the target.
+  __device__ void write_whole(const Group<T>& logits, Index group) const {
+    float x[kColumns], p[kColumns];
+    probabilities(logits, x, p);
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) p[i] = p[i] * minus_grad_ * transform_.slope(x[i]);
+    store(group * kColumns, p);
+  }
+
  private:
-  float shift_, scale_, grad_;
-  int64_t target_, vocab_, n_whole_;
+  __device__ void probabilities(const Group<T>& logits, float (&x)[kColumns], float (&p)[kColumns]) const {
+    // In 16 bits exponentials are 2^24 times too large: their smallest ones are normal numbers, which ex2 keeps
+    constexpr float kExponent = sizeof(T) == 4 ? 0.0f : 24.0f;
+    const float scale_down = sizeof(T) == 4 ? scale_ : scale_ * 0x1p-24f;
+    logits.unpack(x);
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const float below = transform_.apply(x[i]) - shift_;
+      p[i] = (sizeof(T) == 4 ? expf(below) : ex2(fmaf(below, kLog2e, kExponent))) * scale_down;
+    }
+  }
+  /// A streaming store: dx is not read here, so L2 is left to the logits.
+  __device__ void store(Index first, const float (&values)[kColumns]) const {
+    __stcs(reinterpret_cast<uint4*>(dx_ + first), Group<T>::packed(values).bits);
+  }
+  /// Opaque: the compiler would negate each product instead.
+  __device__ static float minus(float x) {
+    float y;
+    asm("neg.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
+
+  float shift_, scale_, minus_grad_;
+  Index target_, vocab_, n_whole_;
   T* __restrict__ dx_;
   const Transform& transform_;
 };

@@ -61,13 +61,12 @@ __global__ __launch_bounds__(kHeldThreads) void logp_backward_held(const T* __re
                                                                    int64_t vocab, Transform transform,
                                                                    T* __restrict__ dlogits, int groups) {
 #if __CUDA_ARCH__ >= 900
-  RowCluster cluster;
-  const int64_t row = cluster.row(), target = token_ids[row];
+  const int64_t row = HeldRow<T>::number(), target = token_ids[row];
   T* __restrict__ dx = dlogits + row * vocab;
-  if (target == ignored) return write_zeros(dx, vocab, cluster.rank(), groups);  // the whole cluster
-  const HeldPart<T> part(logits + row * vocab, vocab, cluster.rank(), groups);
-  const Partial total = cluster.merge(part.reduce(transform));
-  part.write(RowGradient<T, Transform>(total, grad_logp[row], target, vocab, dx, transform));
+  if (target == ignored) return write_zeros(dx, vocab, HeldRow<T>::rank(), groups);  // the whole cluster
+  const HeldRow<T> held(logits + row * vocab, vocab, groups);
+  const float grad = grad_logp[row];
+  held.write(held.reduce(transform), grad, target, dx, transform);
 #endif
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // mbarrier (barriers with transaction counts), clusters, named barriers, the fence of the async proxy, setmaxnreg.
-// Facts: PTX ISA 9.0, "mbarrier", "barrier.cluster", "mapa", "membar/fence" (async proxy), "setmaxnreg".
+// Facts: PTX ISA 9.0, "mbarrier", "barrier.cluster", "mapa", "st.async", "membar/fence" (async proxy), "setmaxnreg".
 #pragma once
 
 #include "cuda/common.cuh"
@@ -43,6 +43,19 @@ __device__ inline void arrive_remote(uint32_t barrier, uint32_t rank) {
       : "memory");
 }
 
+/// Stores two values at this address in block `rank` of the cluster, without waiting; counts 8 bytes of the barrier at
+/// this address there. `to` is a multiple of 8.
+__device__ inline void store_remote(uint32_t to, float a, float b, uint32_t barrier, int rank) {
+  asm volatile(
+      "{\n.reg .b32 remote_to, remote_barrier;\n"
+      "mapa.shared::cluster.u32 remote_to, %0, %4;\n"
+      "mapa.shared::cluster.u32 remote_barrier, %1, %4;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [remote_to], {%2, %3}, [remote_barrier];\n}"
+      :
+      : "r"(to), "r"(barrier), "f"(a), "f"(b), "r"(rank)
+      : "memory");
+}
+
 /// Waits for the end of the phase of this parity; phases are 0, 1, 0, ... A new barrier counts as if a phase of parity
 /// 1 had completed.
 __device__ inline void wait(uint32_t barrier, uint32_t parity) {
@@ -62,6 +75,11 @@ __device__ inline uint32_t rank_in_cluster() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
+}
+__device__ inline int blocks_in_cluster() {
+  uint32_t blocks;
+  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
+  return static_cast<int>(blocks);
 }
 /// Waits for all threads of all blocks of the cluster. Relaxed: publishes only what fence_barrier_init() has published.
 __device__ inline void cluster_sync() {
