@@ -6,13 +6,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/vector_clones.hpp"
 #include "left_out.hpp"
 #include "logit_transform.hpp"
 #include "recipes.hpp"
@@ -125,20 +129,59 @@ std::vector<double> decoded(const Tensor& t, int64_t first, int64_t n) {
   return values;
 }
 
-/// sum x*y and sum |x*y|; four accumulators each, for speed.
+// Loops over head_dim, in which the gold spends its time.
+
+constexpr int64_t kLanes = 4;
+using Lanes = double __attribute__((vector_size(kLanes * sizeof(double))));  // g++ shuffles an array of four instead
+
+/// sums[l] = sum x*y and sizes[l] = sum |x*y| over the elements l, l + kLanes, ... of the first n, a multiple of
+/// kLanes.
+CHECKOP_VECTOR_CLONES void sum_products(const double* x, const double* y, int64_t n, double* sums, double* sizes) {
+  Lanes sum{}, size{};
+  for (int64_t i = 0; i < n; i += kLanes) {
+    Lanes a, b;
+    std::memcpy(&a, x + i, sizeof a), std::memcpy(&b, y + i, sizeof b);
+    const Lanes term = a * b;
+    sum += term, size += term < 0 ? -term : term;
+  }
+  std::memcpy(sums, &sum, sizeof sum), std::memcpy(sizes, &size, sizeof size);
+}
+
+// The arrays below begin at equal offsets in their pages, so a loop over two of them would wait at each load for the
+// store before it. Hence a loop for each.
+
+/// value += a*x, magnitude += b*|x|, rounding += c*|x|.
+CHECKOP_VECTOR_CLONES void add_terms(const double* __restrict x, int64_t n, double a, double b, double c,
+                                     double* __restrict value, double* __restrict magnitude,
+                                     double* __restrict rounding) {
+  for (int64_t d = 0; d < n; ++d) value[d] += a * x[d];
+  for (int64_t d = 0; d < n; ++d) magnitude[d] += b * std::abs(x[d]);
+  for (int64_t d = 0; d < n; ++d) rounding[d] += c * std::abs(x[d]);
+}
+
+/// to_a += a*x, to_b += b*x.
+CHECKOP_VECTOR_CLONES void add_multiples(const double* __restrict x, int64_t n, double a, double b,
+                                         double* __restrict to_a, double* __restrict to_b) {
+  for (int64_t d = 0; d < n; ++d) to_a[d] += a * x[d];
+  for (int64_t d = 0; d < n; ++d) to_b[d] += b * x[d];
+}
+
+/// squares += a*x*x, sizes += b*|x|.
+CHECKOP_VECTOR_CLONES void add_errors(const double* __restrict x, int64_t n, double a, double b,
+                                      double* __restrict squares, double* __restrict sizes) {
+  for (int64_t d = 0; d < n; ++d) squares[d] += a * x[d] * x[d];
+  for (int64_t d = 0; d < n; ++d) sizes[d] += b * std::abs(x[d]);
+}
+
+/// sum x*y and sum |x*y|.
 struct Dot {
   double value, magnitude;
 
   Dot(const double* x, const double* y, int64_t n) {
-    std::array<double, 4> sum{}, size{};
-    int64_t i = 0;
-    for (; i + 4 <= n; i += 4) {
-      for (int64_t j = 0; j < 4; ++j) {
-        const double term = x[i + j] * y[i + j];
-        sum[at(j)] += term, size[at(j)] += std::abs(term);
-      }
-    }
-    for (; i < n; ++i) sum[0] += x[i] * y[i], size[0] += std::abs(x[i] * y[i]);
+    std::array<double, kLanes> sum, size;
+    const int64_t whole = n / kLanes * kLanes;
+    sum_products(x, y, whole, sum.data(), size.data());
+    for (int64_t i = whole; i < n; ++i) sum[0] += x[i] * y[i], size[0] += std::abs(x[i] * y[i]);
     value = (sum[0] + sum[1]) + (sum[2] + sum[3]);
     magnitude = (size[0] + size[1]) + (size[2] + size[3]);
   }
@@ -167,16 +210,13 @@ struct Block {
   void add(int64_t first, int64_t n, double factor, double factor_magnitude, double factor_rounding, const double* x) {
     if (value.empty()) return;
     first -= first_;
-    double *to = &value[at(first)], *m = &magnitude[at(first)], *r = &rounding[at(first)];
-    for (int64_t d = 0; d < n; ++d) {
-      to[d] += factor * x[d];
-      m[d] += factor_magnitude * std::abs(x[d]);
-      r[d] += factor_rounding * std::abs(x[d]);
-    }
+    add_terms(x, n, factor, factor_magnitude, factor_rounding, &value[at(first)], &magnitude[at(first)],
+              &rounding[at(first)]);
   }
   /// Elements [first, first + n) carry x times errors whose squares and sizes have these sums.
   void add_roundings(int64_t first, int64_t n, double of_squares, double of_sizes, const double* x) {
-    for (int64_t d = 0; d < n; ++d) add_rounding(first + d, of_squares * x[d] * x[d], of_sizes * std::abs(x[d]));
+    if (value.empty()) return;
+    add_errors(x, n, of_squares, of_sizes, &squares[at(first - first_)], &sizes[at(first - first_)]);
   }
   void add_rounding(int64_t i, double square, double size) {
     if (value.empty()) return;
@@ -186,7 +226,7 @@ struct Block {
   void move(int64_t first, int64_t n, double o, double lse, const double* x) {
     if (value.empty()) return;
     first -= first_;
-    for (int64_t d = 0; d < n; ++d) by_o[at(first + d)] += o * x[d], by_lse[at(first + d)] += lse * x[d];
+    add_multiples(x, n, o, lse, &by_o[at(first)], &by_lse[at(first)]);
   }
   /// Adds a block that holds some of these elements, before finish().
   void add(const Block& part) {
@@ -234,10 +274,11 @@ struct QueryRow {
   std::vector<int64_t> keys;
   std::vector<double> score, capped, size, of_cap, p, growth, rounding;
   std::vector<GoldElement> slope;
-  double lse, lse_magnitude, lse_rounding;  ///< log-sum-exp of the capped scores and the sink; -inf without any
-  double sink = -INFINITY;                  ///< -inf: none
+  double lse = 0, lse_magnitude = 0,
+         lse_rounding = 0;  ///< log-sum-exp of the capped scores and the sink; -inf without any
+  double sink = -INFINITY;  ///< -inf: none
   double sink_p = 0, sink_growth = 0, sink_rounding = 0;  ///< of the sink's probability
-  bool has_rounded_scores;                                ///< by scores_in_16_bit; see ScoreErrors
+  bool has_rounded_scores = false;                        ///< by scores_in_16_bit; see ScoreErrors
 
   void resize() {
     for (auto* array : {&score, &capped, &size, &of_cap, &p, &growth, &rounding}) array->resize(keys.size());
@@ -724,7 +765,13 @@ struct Saved {
   }
 };
 
-/// Adds the contribution of query i of `head` to the gradients; `grad` is the batch entry's upstream gradient.
+/// What a batch entry's backward pass is computed from.
+struct Upstream {
+  std::vector<double> grad, grad_lse;  ///< grad_lse: empty if it is not given
+  Saved saved;
+};
+
+/// The contribution of a query to the gradients, key by key in ascending order:
 ///   dp_j = grad.v_j, summed over d;  D = sum_j p_j dp_j (grad.o would be as accurate);
 ///   dt_j = p_j (dp_j - D + g) with the gradient g of lse;  ds_j = dt_j times the slope of the cap;
 ///   dsink = sum over queries of p_sink (g - D)
@@ -736,60 +783,106 @@ struct Saved {
 ///   dsink: as dt without E_j, and the sum's own
 /// A kernel that takes D or p from what the forward pass saved has the roundings of these; the gold knows them, for it
 /// has the exact values, too. Their products are far below the other errors.
-void differentiate_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s,
-                       const std::vector<double>& grad, const std::vector<double>& grad_lse, const Saved& saved,
-                       int64_t head, int64_t i, QueryRow& row, Block& dq, Block& dk, Block& dv, Block& dsinks) {
-  entry.load(head, i, row);
-  std::vector<double> all_dt;
-  const int64_t query = entry.query_at(head, i), output = entry.output_at(head, i), n = s.head_dim, v_n = s.v_dim;
-  std::vector<Dot> dp;
-  dp.reserve(row.keys.size());
-  double d = 0, d_size = 0, d_magnitude = 0, d_rounding = 0;
-  for (size_t j = 0; j < row.keys.size(); ++j) {
-    dp.emplace_back(&grad[at(output)], &entry.v[at(entry.value_at(head, row.keys[j]))], v_n);
-    d += row.p[j] * dp[j].value;
-    d_size += row.p[j] * dp[j].magnitude;
-    d_magnitude += row.p[j] * dp[j].magnitude * (2 + row.growth[j]);
-    d_rounding += row.p[j] * dp[j].magnitude * row.rounding[j];
+class QueryGradient {
+ public:
+  QueryGradient(const Entry& entry, const Sizes& s, const Upstream& up) : entry_(entry), s_(s), up_(up) {}
+
+  /// Begins with query i of `head`.
+  void begin(int64_t head, int64_t i) {
+    entry_.load(head, i, row_);
+    head_ = head, next_ = 0, query_ = entry_.query_at(head, i);
+    grad_ = &up_.grad[at(entry_.output_at(head, i))];
+    dp_.clear(), dt_.clear();
+    d_ = d_magnitude_ = d_rounding_ = 0;
+    double d_size = 0;
+    for (size_t j = 0; j < row_.keys.size(); ++j) {
+      const Dot& dp = dp_.emplace_back(grad_, &entry_.v[at(entry_.value_at(head, row_.keys[j]))], s_.v_dim);
+      d_ += row_.p[j] * dp.value;
+      d_size += row_.p[j] * dp.magnitude;
+      d_magnitude_ += row_.p[j] * dp.magnitude * (2 + row_.growth[j]);
+      d_rounding_ += row_.p[j] * dp.magnitude * row_.rounding[j];
+    }
+    const int64_t r = head * s_.q_seq + i;
+    g_ = up_.grad_lse.empty() ? 0 : up_.grad_lse[at(r)];
+    d_rounding_ += std::abs(d_) + std::abs(g_);
+    // A kernel with rounded scores computes its own lse and D.
+    uses_saved_ = up_.saved.any() && !row_.has_rounded_scores;
+    of_lse_ = uses_saved_ ? up_.saved.growth_of_p(row_, r, &entry_.q[at(query_)]) : 0;
+    of_o_ = uses_saved_ ? up_.saved.added_to_d(grad_, s_.v_dim, d_, d_size, r) : 0;
   }
-  const int64_t r = head * s.q_seq + i;
-  const double g = grad_lse.empty() ? 0 : grad_lse[at(r)];
-  d_rounding += std::abs(d) + std::abs(g);
-  // A kernel with rounded scores computes its own lse and D.
-  const bool uses_saved = saved.any() && !row.has_rounded_scores;
-  const double of_lse = uses_saved ? saved.growth_of_p(row, r, &entry.q[at(query)]) : 0;
-  const double of_o = uses_saved ? saved.added_to_d(&grad[at(output)], v_n, d, d_size, r) : 0;
-  for (size_t j = 0; j < row.keys.size(); ++j) {
-    const int64_t key = entry.key_at(head, row.keys[j]), value = entry.value_at(head, row.keys[j]);
-    const double p = row.p[j], growth = row.growth[j], rounding = row.rounding[j], off = dp[j].value - d + g;
-    const double dt = entry.scale * p * off, weight = std::abs(entry.scale) * p;
-    const double dt_magnitude = std::abs(dt) + weight * (dp[j].magnitude + d_magnitude + std::abs(off) * growth);
+
+  /// The key that add_key() adds; none is left if it is not below kv_seq.
+  int64_t next_key() const { return next_ < row_.keys.size() ? row_.keys[next_] : s_.kv_seq; }
+
+  void add_key(Block& dq, Block& dk, Block& dv) {
+    const size_t j = next_++;
+    const int64_t key = entry_.key_at(head_, row_.keys[j]), value = entry_.value_at(head_, row_.keys[j]);
+    const int64_t n = s_.head_dim, v_n = s_.v_dim;
+    const double p = row_.p[j], growth = row_.growth[j], rounding = row_.rounding[j], off = dp_[j].value - d_ + g_;
+    const double dt = entry_.scale * p * off, weight = std::abs(entry_.scale) * p;
+    const double dt_magnitude = std::abs(dt) + weight * (dp_[j].magnitude + d_magnitude_ + std::abs(off) * growth);
     // A probability below the smallest normal number may be flushed to 0, as may its products.
-    const double flushed = dt == 0 ? 0 : kFlushUnits * (std::abs(entry.scale * off) + 2);
-    const double dt_rounding = weight * (d_rounding + std::abs(off) * (rounding + 2 + kScaleRounding)) + flushed;
-    GoldElement slope = row.slope[j];
+    const double flushed = dt == 0 ? 0 : kFlushUnits * (std::abs(entry_.scale * off) + 2);
+    const double dt_rounding = weight * (d_rounding_ + std::abs(off) * (rounding + 2 + kScaleRounding)) + flushed;
+    GoldElement slope = row_.slope[j];
     slope.rounding += kScaleRounding * slope.magnitude;
     const GoldElement ds = by_logit({dt, dt_magnitude, dt_rounding}, {{}, slope});
-    dq.add(query, n, ds.value, ds.magnitude, ds.rounding, &entry.k[at(key)]);
-    dk.add(key, n, ds.value, ds.magnitude, ds.rounding, &entry.q[at(query)]);
-    dv.add(value, v_n, p, p * (1 + growth), p * rounding + kFlushUnits, &grad[at(output)]);
-    if (uses_saved) {
-      const double by_o = -entry.scale * p * slope.value * of_o;
-      const double by_lse = entry.scale * p * slope.value * of_lse * (off - of_o);
-      dq.move(query, n, by_o, by_lse, &entry.k[at(key)]);
-      dk.move(key, n, by_o, by_lse, &entry.q[at(query)]);
-      dv.move(value, v_n, 0, p * of_lse, &grad[at(output)]);
+    dq.add(query_, n, ds.value, ds.magnitude, ds.rounding, &entry_.k[at(key)]);
+    dk.add(key, n, ds.value, ds.magnitude, ds.rounding, &entry_.q[at(query_)]);
+    dv.add(value, v_n, p, p * (1 + growth), p * rounding + kFlushUnits, grad_);
+    if (uses_saved_) {
+      const double by_o = -entry_.scale * p * slope.value * of_o_;
+      const double by_lse = entry_.scale * p * slope.value * of_lse_ * (off - of_o_);
+      dq.move(query_, n, by_o, by_lse, &entry_.k[at(key)]);
+      dk.move(key, n, by_o, by_lse, &entry_.q[at(query_)]);
+      dv.move(value, v_n, 0, p * of_lse_, grad_);
     }
-    all_dt.push_back(dt);
+    dt_.push_back(dt);
   }
-  if (row.sink_p != 0) {
-    const double p = row.sink_p, off = g - d, value = p * off, one = 1;
-    dsinks.add(head, 1, value, std::abs(value) + p * (d_magnitude + std::abs(off) * row.sink_growth),
-               p * (d_rounding + std::abs(off) * (row.sink_rounding + 2)) + kFlushUnits * (std::abs(off) + 1), &one);
-    if (uses_saved) dsinks.move(head, 1, -p * of_o, p * of_lse * (off - of_o), &one);
+
+  /// Adds what belongs to no key, after all keys.
+  void finish(const ActiveRecipes& recipes, Block& dq, Block& dk, Block& dv, Block& dsinks) const {
+    if (row_.sink_p != 0) {
+      const double p = row_.sink_p, off = g_ - d_, value = p * off, one = 1;
+      dsinks.add(head_, 1, value, std::abs(value) + p * (d_magnitude_ + std::abs(off) * row_.sink_growth),
+                 p * (d_rounding_ + std::abs(off) * (row_.sink_rounding + 2)) + kFlushUnits * (std::abs(off) + 1),
+                 &one);
+      if (uses_saved_) dsinks.move(head_, 1, -p * of_o_, p * of_lse_ * (off - of_o_), &one);
+    }
+    if (recipes.none()) return;
+    RoundedGradients(recipes, entry_, s_, head_, row_, d_, g_).add(grad_, query_, dp_, dt_, dq, dk, dv, dsinks);
   }
-  if (!recipes.none())
-    RoundedGradients(recipes, entry, s, head, row, d, g).add(&grad[at(output)], query, dp, all_dt, dq, dk, dv, dsinks);
+
+ private:
+  const Entry& entry_;
+  const Sizes& s_;
+  const Upstream& up_;
+  QueryRow row_;
+  std::vector<Dot> dp_;
+  std::vector<double> dt_;        // of the keys added so far
+  int64_t head_ = 0, query_ = 0;  // query_: of its first element in q
+  size_t next_ = 0;               // of the row's keys
+  const double* grad_ = nullptr;  // of the query's output
+  double d_ = 0, d_magnitude_ = 0, d_rounding_ = 0, g_ = 0;
+  bool uses_saved_ = false;
+  double of_lse_ = 0, of_o_ = 0;  // what saved values add to p, relative to it, and to D
+};
+
+/// Adds the contributions of queries [begin, end) of `head`. Some queries at a time take a key, so that its gradients
+/// stay in the cache; a key takes its queries, and a query its keys, in ascending order.
+void differentiate(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s, const Upstream& up, int64_t head,
+                   int64_t begin, int64_t end, Block& dq, Block& dk, Block& dv, Block& dsinks) {
+  constexpr int64_t kAtOnce = 8;
+  std::vector<QueryGradient> queries(at(std::min(kAtOnce, end - begin)), QueryGradient(entry, s, up));
+  for (; begin < end; begin += kAtOnce) {
+    const std::span<QueryGradient> some(queries.data(), at(std::min(kAtOnce, end - begin)));
+    for (size_t i = 0; i < some.size(); ++i) some[i].begin(head, begin + static_cast<int64_t>(i));
+    for (int64_t key = 0; key < s.kv_seq; ++key) {
+      for (QueryGradient& query : some)
+        if (query.next_key() == key) query.add_key(dq, dk, dv);
+    }
+    for (const QueryGradient& query : some) query.finish(recipes, dq, dk, dv, dsinks);
+  }
 }
 
 /// Emits keys [first, first + n) of every head of `all`, which has `width` elements of each, as row `row` of an output.
@@ -819,19 +912,17 @@ void attention_backward(const GoldArgs& args, int parts) {
   Block dsinks(s.q_heads, rounds, has_saved);
   for (int64_t b = 0; b < s.batch; ++b) {
     const Entry entry(args, inputs, s, b);
-    const std::vector<double> grad = decoded(args.in(inputs.grad()), b * s.outputs(), s.outputs());
     const ActiveRecipes& recipes = args.recipes;
-    const std::vector<double> grad_lse =
-        has(args, inputs.grad_lse()) ? decoded(args.in(inputs.grad_lse()), b * rows, rows) : std::vector<double>();
+    const Upstream up{
+        decoded(args.in(inputs.grad()), b * s.outputs(), s.outputs()),
+        has(args, inputs.grad_lse()) ? decoded(args.in(inputs.grad_lse()), b * rows, rows) : std::vector<double>(),
+        Saved(args, inputs, s, b)};
     const bool rounds_heads = recipes.has(recipe::kGroup) && group > 1;
-    const Saved saved(args, inputs, s, b);
     Block dq(s.queries(), rounds, has_saved), dk(s.keys(), rounds, has_saved), dv(s.values(), rounds, has_saved);
     const int64_t of_key_head = s.kv_seq * s.head_dim, of_value_head = s.kv_seq * s.v_dim;
-    const auto differentiate = [&](int64_t head, int64_t begin, int64_t end, Block& to_dk, Block& to_dv,
-                                   Block& to_dsinks) {
-      QueryRow row;
-      for (int64_t i = begin; i < end; ++i)
-        differentiate_row(recipes, entry, s, grad, grad_lse, saved, head, i, row, dq, to_dk, to_dv, to_dsinks);
+    const auto differentiate_queries = [&](int64_t head, int64_t begin, int64_t end, Block& to_dk, Block& to_dv,
+                                           Block& to_dsinks) {
+      differentiate(recipes, entry, s, up, head, begin, end, dq, to_dk, to_dv, to_dsinks);
     };
     // Calls run(head), which differentiates the queries of a head, for every head of a group.
     const auto differentiate_group = [&](int64_t kv_head, const std::function<void(int64_t)>& run) {
@@ -845,7 +936,7 @@ void attention_backward(const GoldArgs& args, int parts) {
     const RowSet &of_keys = args.rows(inputs.k(0)), &of_queries = args.rows(0);
     if (of_keys.all || has(args, inputs.sinks())) {  // a sink's gradient needs all queries
       args.parallel_for(s.kv_heads, [&](int64_t kv_head) {
-        differentiate_group(kv_head, [&](int64_t head) { differentiate(head, 0, s.q_seq, dk, dv, dsinks); });
+        differentiate_group(kv_head, [&](int64_t head) { differentiate_queries(head, 0, s.q_seq, dk, dv, dsinks); });
       });
     } else {
       std::vector<int64_t> others;  // queries whose keys are not asked for
@@ -864,8 +955,8 @@ void attention_backward(const GoldArgs& args, int parts) {
             to_dk = Block(of_key_head, rounds, has_saved, kv_head * of_key_head);
             to_dv = Block(of_value_head, rounds, has_saved, kv_head * of_value_head);
             Block no_sinks(0);
-            differentiate(head, std::min(s.q_seq, task * each), std::min(s.q_seq, (task + 1) * each), to_dk, to_dv,
-                          no_sinks);
+            differentiate_queries(head, std::min(s.q_seq, task * each), std::min(s.q_seq, (task + 1) * each), to_dk,
+                                  to_dv, no_sinks);
           });
           for (const auto& [of_dk, of_dv] : parts_of_head) dk.add(of_dk), dv.add(of_dv);
         });
@@ -873,7 +964,7 @@ void attention_backward(const GoldArgs& args, int parts) {
       args.parallel_for(std::ssize(others), [&](int64_t i) {
         Block no_keys(0), no_values(0), no_sinks(0);
         const int64_t head = others[at(i)] / s.q_seq, query = others[at(i)] % s.q_seq;
-        differentiate(head, query, query + 1, no_keys, no_values, no_sinks);
+        differentiate_queries(head, query, query + 1, no_keys, no_values, no_sinks);
       });
     }
     const bool equal = entry.scale == 0;
