@@ -16,6 +16,7 @@ namespace checkop {
 
 extern const Emulation kAdamwForward;  // emulation/adamw.cpp
 
+namespace adamw {
 namespace {
 
 constexpr std::string_view kAll = "numel";
@@ -175,6 +176,7 @@ void refine(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace adamw
 
 extern const Operator kAdamw;
 constexpr Operator kAdamw{"adamw",
@@ -182,10 +184,10 @@ constexpr Operator kAdamw{"adamw",
                           "m' = beta1 m + (1-beta1) g, v' = beta2 v + (1-beta2) g^2, w' = w (1 - lr decay) - lr m^ / "
                           "(sqrt(v^) + eps); param = w' rounded",
                           "numel",
-                          kAttrs,
-                          kPasses,
-                          validate,
-                          refine,
+                          adamw::kAttrs,
+                          adamw::kPasses,
+                          adamw::validate,
+                          adamw::refine,
                           /*parallel_dim=*/"",
                           /*left_out=*/"gradients of a skipped step"};
 

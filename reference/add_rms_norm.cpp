@@ -13,6 +13,7 @@ namespace checkop {
 
 extern const Emulation kAddRmsNormForward, kAddRmsNormBackward;  // emulation/add_rms_norm.cpp
 
+namespace add_rms_norm {
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowHidden = "batch seq hidden";
@@ -162,6 +163,7 @@ constexpr std::array kPasses{
          kBackwardRecipes}};
 
 }  // namespace
+}  // namespace add_rms_norm
 
 extern const Operator kAddRmsNorm;
 constexpr Operator kAddRmsNorm{
@@ -169,9 +171,9 @@ constexpr Operator kAddRmsNorm{
     "reduction",
     "residual_out = x + residual, y = s (weight + weight_offset) / sqrt(mean_h s^2 + eps), s "
     "= residual_out, or before it is rounded if round_sum is 0",
-    kRow,
-    kAttrs,
-    kPasses,
-    validate};
+    add_rms_norm::kRow,
+    add_rms_norm::kAttrs,
+    add_rms_norm::kPasses,
+    add_rms_norm::validate};
 
 }  // namespace checkop

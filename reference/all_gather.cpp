@@ -8,6 +8,7 @@ namespace checkop {
 
 extern const Emulation kScatteredSum, kGatheredParts;  // emulation/collective.cpp
 
+namespace all_gather {
 namespace {
 
 constexpr std::array kForwardIn{TensorSpec{"x", kPartOfMessage}};
@@ -22,6 +23,7 @@ constexpr std::array kPasses{
     Pass{"backward", kBackwardIn, kBackwardOut, gold_of_leaf_sum, nullptr, nullptr, &kScatteredSum, nullptr, kRecipes}};
 
 }  // namespace
+}  // namespace all_gather
 
 extern const Operator kAllGather;
 constexpr Operator kAllGather{"all_gather",
@@ -29,7 +31,7 @@ constexpr Operator kAllGather{"all_gather",
                               "y = the parts of x of all ranks, one behind the other, on every rank",
                               "",
                               kCollectiveAttrs,
-                              kPasses,
+                              all_gather::kPasses,
                               validate_collective,
                               refine_gradients,
                               /*parallel_dim=*/kLeaves,

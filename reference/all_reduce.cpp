@@ -8,6 +8,7 @@ namespace checkop {
 
 extern const Emulation kAllReduceSum;  // emulation/collective.cpp
 
+namespace all_reduce {
 namespace {
 
 constexpr std::array kForwardIn{TensorSpec{"x", kLeafMessages}};
@@ -25,6 +26,7 @@ constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, gold_of_le
                                   &kAllReduceSum, nullptr, kBackwardRecipes}};
 
 }  // namespace
+}  // namespace all_reduce
 
 extern const Operator kAllReduce;
 constexpr Operator kAllReduce{"all_reduce",
@@ -32,7 +34,7 @@ constexpr Operator kAllReduce{"all_reduce",
                               "y = sum of x over the leaves of all ranks, on every rank",
                               "",
                               kCollectiveAttrs,
-                              kPasses,
+                              all_reduce::kPasses,
                               validate_collective,
                               refine_leaves,
                               /*parallel_dim=*/kLeaves,

@@ -18,6 +18,7 @@ namespace checkop {
 extern const Emulation kAttentionMergeStateForward,
     kAttentionMergeStateBackward;  // emulation/attention_merge_state.cpp
 
+namespace attention_merge_state {
 namespace {
 
 constexpr std::string_view kParts = "tokens parts heads head_dim", kPartRows = "tokens parts heads",
@@ -211,6 +212,7 @@ constexpr std::array kPasses{
     Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, work, &kAttentionMergeStateBackward}};
 
 }  // namespace
+}  // namespace attention_merge_state
 
 extern const Operator kAttentionMergeState;
 constexpr Operator kAttentionMergeState{"attention_merge_state",
@@ -218,9 +220,9 @@ constexpr Operator kAttentionMergeState{"attention_merge_state",
                                         "o = sum over parts of exp(part_lse - lse) part_o, lse = log sum exp(part_lse)",
                                         "tokens",
                                         {},
-                                        kPasses,
+                                        attention_merge_state::kPasses,
                                         nullptr,
-                                        refine,
+                                        attention_merge_state::refine,
                                         /*parallel_dim=*/"",
                                         /*left_out=*/"parts without keys"};
 

@@ -17,6 +17,7 @@ namespace checkop {
 
 extern const Emulation kEmbeddingForward, kEmbeddingBackward;  // emulation/embedding.cpp
 
+namespace embedding {
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowHidden = "batch seq hidden", kTable = "vocab hidden";
@@ -159,8 +160,10 @@ constexpr std::array kPasses{
          kBackwardRecipes}};
 
 }  // namespace
+}  // namespace embedding
 
 extern const Operator kEmbedding;
-constexpr Operator kEmbedding{"embedding", "elementwise", "y = weight[token_ids]", kRow, {}, kPasses, nullptr, refine};
+constexpr Operator kEmbedding{"embedding",        "elementwise", "y = weight[token_ids]", embedding::kRow, {},
+                              embedding::kPasses, nullptr,       embedding::refine};
 
 }  // namespace checkop

@@ -20,6 +20,7 @@ namespace checkop {
 
 extern const Emulation kEntropyForward, kEntropyBackward;  // emulation/entropy.cpp
 
+namespace entropy {
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowVocab = "batch seq vocab";
@@ -218,6 +219,7 @@ void validate(const CaseSizes& sizes) { validate_logit_transform(sizes, kOfTempe
 void plant(const FillArgs& args) { plant_masked_rows(args, "mask", "logits"); }
 
 }  // namespace
+}  // namespace entropy
 
 extern const Operator kEntropy;
 constexpr Operator kEntropy{
@@ -225,11 +227,11 @@ constexpr Operator kEntropy{
     "logprob",
     "entropy = log(sum_v exp(z[v] - m)) + sum_v p[v] (m - z[v]), m = max z, p = softmax(z), z = "
     "softcap tanh(logits/softcap)/temperature; masked: 0",
-    kRow,
-    kAttrs,
-    kPasses,
-    validate,
-    plant,
+    entropy::kRow,
+    entropy::kAttrs,
+    entropy::kPasses,
+    entropy::validate,
+    entropy::plant,
     /*parallel_dim=*/"",
     /*left_out=*/"masked rows"};
 

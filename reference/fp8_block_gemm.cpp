@@ -11,6 +11,7 @@ namespace checkop {
 
 extern const Emulation kFp8BlockGemmForward;  // emulation/fp8_block_gemm.cpp
 
+namespace fp8_block_gemm {
 namespace {
 
 using fp8_product::ScaledCodes;
@@ -68,6 +69,7 @@ void refine(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace fp8_block_gemm
 
 extern const Operator kFp8BlockGemm;
 constexpr Operator kFp8BlockGemm{"fp8_block_gemm",
@@ -75,8 +77,8 @@ constexpr Operator kFp8BlockGemm{"fp8_block_gemm",
                                  "d = (a scale_a) (b scale_b)^T, a scale for 128 columns of a, and 128 x 128 of b",
                                  "batch seq",
                                  fp8_product::kAttrs,
-                                 kPasses,
+                                 fp8_block_gemm::kPasses,
                                  fp8_product::validate,
-                                 refine};
+                                 fp8_block_gemm::refine};
 
 }  // namespace checkop

@@ -14,6 +14,7 @@ namespace checkop {
 
 extern const Emulation kFp8BlockWgradForward;  // emulation/fp8_block_wgrad.cpp
 
+namespace fp8_block_wgrad {
 namespace {
 
 using fp8_product::kBlock;
@@ -106,6 +107,7 @@ void refine(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace fp8_block_wgrad
 
 extern const Operator kFp8BlockWgrad;
 constexpr Operator kFp8BlockWgrad{
@@ -114,9 +116,9 @@ constexpr Operator kFp8BlockWgrad{
     "dw[expert] = (grad_t scale_grad_t) (x_t scale_x_t)^T of the expert's columns, a scale for 128 of them",
     "",
     fp8_product::kAttrs,
-    kPasses,
+    fp8_block_wgrad::kPasses,
     fp8_product::validate,
-    refine,
+    fp8_block_wgrad::refine,
     /*parallel_dim=*/"",
     /*left_out=*/"columns of no expert"};
 

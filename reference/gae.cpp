@@ -16,6 +16,7 @@ namespace checkop {
 
 extern const Emulation kGaeForward;  // emulation/gae.cpp
 
+namespace gae {
 namespace {
 
 constexpr std::string_view kRow = "batch seq";
@@ -100,16 +101,17 @@ void refine(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace gae
 
 extern const Operator kGae;
 constexpr Operator kGae{"gae",
                         "reduction",
                         "A = r + gamma V' - V + gamma lambda A', V' and A' of the next unmasked token; returns = A + V",
                         "batch",
-                        kAttrs,
-                        kPasses,
-                        validate,
-                        refine,
+                        gae::kAttrs,
+                        gae::kPasses,
+                        gae::validate,
+                        gae::refine,
                         /*parallel_dim=*/"",
                         /*left_out=*/"masked tokens"};
 

@@ -14,6 +14,7 @@ namespace checkop {
 
 extern const Emulation kGatedRmsNormForward, kGatedRmsNormBackward;  // emulation/gated_rms_norm.cpp
 
+namespace gated_rms_norm {
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowHidden = "batch seq hidden";
@@ -226,6 +227,7 @@ constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, n
                                   &kGatedRmsNormBackward, nullptr, kBackwardRecipes}};
 
 }  // namespace
+}  // namespace gated_rms_norm
 
 extern const Operator kGatedRmsNorm;
 constexpr Operator kGatedRmsNorm{
@@ -233,9 +235,9 @@ constexpr Operator kGatedRmsNorm{
     "reduction",
     "y = norm(x) weight silu(gate), or norm(x silu(gate)) weight if norm_before_gate is 0, "
     "norm(x) = x / sqrt(mean x^2 + eps) over groups of columns",
-    kRow,
-    kAttrs,
-    kPasses,
-    validate};
+    gated_rms_norm::kRow,
+    gated_rms_norm::kAttrs,
+    gated_rms_norm::kPasses,
+    gated_rms_norm::validate};
 
 }  // namespace checkop

@@ -14,6 +14,7 @@ namespace checkop {
 
 extern const Emulation kGroupNormForward;  // emulation/group_norm.cpp
 
+namespace group_norm {
 namespace {
 
 constexpr TensorSpec kRewards{"rewards", "batch", Fill::normal, "", DType::f32, false, true};
@@ -143,18 +144,19 @@ constexpr std::array kRearrangements{
 };
 
 }  // namespace
+}  // namespace group_norm
 
 extern const Operator kGroupNorm;
 constexpr Operator kGroupNorm{"group_norm",
                               "reduction",
                               "advantages = (r - mean)/(std + eps) of the rewards r of each group; equal ones: 0",
                               "",
-                              kAttrs,
-                              kPasses,
-                              validate,
-                              refine,
+                              group_norm::kAttrs,
+                              group_norm::kPasses,
+                              group_norm::validate,
+                              group_norm::refine,
                               /*parallel_dim=*/"",
                               /*left_out=*/"",
-                              kRearrangements};
+                              group_norm::kRearrangements};
 
 }  // namespace checkop

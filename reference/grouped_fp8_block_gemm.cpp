@@ -11,6 +11,7 @@ namespace checkop {
 
 extern const Emulation kGroupedFp8BlockGemmForward;  // emulation/grouped_fp8_block_gemm.cpp
 
+namespace grouped_fp8_block_gemm {
 namespace {
 
 constexpr TensorSpec kA{"a", "rows k_dim", Fill::normal, "", DType::e4m3, false, /*constant=*/true};
@@ -34,6 +35,7 @@ void refine(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace grouped_fp8_block_gemm
 
 extern const Operator kGroupedFp8BlockGemm;
 constexpr Operator kGroupedFp8BlockGemm{
@@ -42,9 +44,9 @@ constexpr Operator kGroupedFp8BlockGemm{
     "d = (a scale_a) (b[expert] scale_b[expert])^T, expert: the one whose offsets hold the row; rows behind them: 0",
     "",
     fp8_product::kAttrs,
-    kPasses,
+    grouped_fp8_block_gemm::kPasses,
     fp8_product::validate,
-    refine,
+    grouped_fp8_block_gemm::refine,
     /*parallel_dim=*/"",
     /*left_out=*/"rows of no expert"};
 

@@ -9,6 +9,7 @@ namespace checkop {
 
 extern const Emulation kGroupedGemmForward, kGroupedGemmBackward;  // emulation/grouped_gemm.cpp
 
+namespace grouped_gemm {
 namespace {
 
 constexpr std::string_view kRowsK = "rows k_dim", kRowsN = "rows n_dim", kExpertsNK = "experts n_dim k_dim";
@@ -35,6 +36,7 @@ constexpr std::array kPasses{
 void refine(const FillArgs& args) { draw_row_groups(args, {"a", "grad_c"}); }
 
 }  // namespace
+}  // namespace grouped_gemm
 
 extern const Operator kGroupedGemm;
 constexpr Operator kGroupedGemm{"grouped_gemm",
@@ -42,9 +44,9 @@ constexpr Operator kGroupedGemm{"grouped_gemm",
                                 "c = a b[expert]^T, expert: the one whose offsets hold the row; rows behind them: 0",
                                 "",
                                 {},
-                                kPasses,
+                                grouped_gemm::kPasses,
                                 nullptr,
-                                refine,
+                                grouped_gemm::refine,
                                 /*parallel_dim=*/"",
                                 /*left_out=*/"rows of no expert"};
 

@@ -21,6 +21,7 @@ namespace checkop {
 
 extern const Emulation kGrpoLossForward, kGrpoLossBackward;  // emulation/grpo_loss.cpp
 
+namespace grpo_loss {
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowVocab = "batch seq vocab";
@@ -336,6 +337,7 @@ void refine(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace grpo_loss
 
 extern const Operator kGrpoLoss;
 constexpr Operator kGrpoLoss{"grpo_loss",
@@ -343,10 +345,10 @@ constexpr Operator kGrpoLoss{"grpo_loss",
                              "loss = mean of -min(ratio*A, clamp(ratio, 1-clip_eps, 1+clip_eps)*A) over active tokens "
                              "+ beta * mean kl; A: rewards normalised per group; ratio, kl: ratio_kl",
                              "",
-                             kAttrs,
-                             kPasses,
-                             validate,
-                             refine,
+                             grpo_loss::kAttrs,
+                             grpo_loss::kPasses,
+                             grpo_loss::validate,
+                             grpo_loss::refine,
                              /*parallel_dim=*/"",
                              /*left_out=*/"masked tokens"};
 

@@ -21,6 +21,7 @@ namespace checkop {
 
 extern const Emulation kKlFullForward, kKlFullBackward;  // emulation/kl_full.cpp
 
+namespace kl_full {
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowVocab = "batch seq vocab";
@@ -228,6 +229,7 @@ void plant(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace kl_full
 
 extern const Operator kKlFull;
 constexpr Operator kKlFull{"kl_full",
@@ -235,11 +237,11 @@ constexpr Operator kKlFull{"kl_full",
                            "loss = sum_v T[v] (ln T[v] - ln S[v]), S, T = softmax of student and teacher / "
                            "temperature; beta: other divergences; "
                            "masked: 0",
-                           kRow,
-                           kAttrs,
-                           kPasses,
-                           validate,
-                           plant,
+                           kl_full::kRow,
+                           kl_full::kAttrs,
+                           kl_full::kPasses,
+                           kl_full::validate,
+                           kl_full::plant,
                            /*parallel_dim=*/"",
                            /*left_out=*/"masked rows"};
 

@@ -11,6 +11,7 @@ namespace checkop {
 
 extern const Emulation kKvCacheAttentionForward, kKvCacheAttentionBackward;  // emulation/kv_cache_attention.cpp
 
+namespace kv_cache_attention {
 namespace {
 
 constexpr std::string_view kQueries = "batch q_heads q_seq head_dim", kCached = "batch kv_heads cache_seq head_dim",
@@ -64,6 +65,7 @@ constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, n
                                   &kKvCacheAttentionBackward, nullptr, kAttentionBackwardRecipes}};
 
 }  // namespace
+}  // namespace kv_cache_attention
 
 extern const Operator kKvCacheAttention;
 constexpr Operator kKvCacheAttention{"kv_cache_attention",
@@ -71,9 +73,9 @@ constexpr Operator kKvCacheAttention{"kv_cache_attention",
                                      "o = attention of q over k, v = the cache, then what is new",
                                      "batch",
                                      kAttentionAttrs,
-                                     kPasses,
-                                     check_sizes,
-                                     refine,
+                                     kv_cache_attention::kPasses,
+                                     kv_cache_attention::check_sizes,
+                                     kv_cache_attention::refine,
                                      /*parallel_dim=*/"",
                                      /*left_out=*/"masked keys"};
 

@@ -17,6 +17,7 @@ namespace checkop {
 
 extern const Emulation kLinearEntropyForward, kLinearEntropyBackward;  // emulation/linear_entropy.cpp
 
+namespace linear_entropy {
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowHidden = "batch seq hidden", kVocabHidden = "vocab hidden";
@@ -122,6 +123,7 @@ void validate(const CaseSizes& sizes) { validate_logit_transform(sizes, kOfTempe
 void plant(const FillArgs& args) { plant_masked_rows(args, "mask", "hidden"); }
 
 }  // namespace
+}  // namespace linear_entropy
 
 extern const Operator kLinearEntropy;
 constexpr Operator kLinearEntropy{
@@ -129,11 +131,11 @@ constexpr Operator kLinearEntropy{
     "logprob",
     "entropy = log(sum_v exp(z[v] - m)) + sum_v p[v] (m - z[v]), m = max z, p = softmax(z), z = "
     "softcap tanh(x/softcap)/temperature, x = hidden W^T + bias; masked: 0",
-    kRow,
-    kAttrs,
-    kPasses,
-    validate,
-    plant,
+    linear_entropy::kRow,
+    linear_entropy::kAttrs,
+    linear_entropy::kPasses,
+    linear_entropy::validate,
+    linear_entropy::plant,
     /*parallel_dim=*/"",
     /*left_out=*/"masked rows"};
 

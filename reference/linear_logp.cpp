@@ -22,6 +22,7 @@ namespace checkop {
 // emulation/linear_logp.cpp
 extern const Emulation kLinearLogpForward, kLinearLogpBackward, kTpLinearLogpForward, kTpLinearLogpBackward;
 
+namespace linear_logp {
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowHidden = "batch seq hidden", kVocabHidden = "vocab hidden";
@@ -191,11 +192,12 @@ void validate(const CaseSizes& sizes) {
   validate_logit_transform(sizes, kOfTemperature, kOfSoftcap);
 }
 }  // namespace
+}  // namespace linear_logp
 
 void validate_linear_logp(const CaseSizes& sizes) {
   validate_ignore_index(sizes);
-  const bool weight = sizes.has(kWeightCarry.name), bias = sizes.has(kBiasCarry.name);
-  if (bias == (weight && sizes.has(kBias.name))) return;
+  const bool weight = sizes.has(linear_logp::kWeightCarry.name), bias = sizes.has(linear_logp::kBiasCarry.name);
+  if (bias == (weight && sizes.has(linear_logp::kBias.name))) return;
   throw InputError(
       "--with",
       bias ? "dbias_carry needs bias and dlm_head_weight_carry"
@@ -206,20 +208,22 @@ void validate_linear_logp(const CaseSizes& sizes) {
 void plant_in_linear_logp(const FillArgs& args) { plant_ignored_rows(args, "target_ids", "hidden"); }
 
 constexpr std::array<Pass, 2> kTpLinearLogpPasses{
-    Pass{"forward", kForwardIn, kForwardOut, tp_forward, check_ignored, work<1>, &kTpLinearLogpForward, nullptr,
-         kTpForwardRecipes},
-    Pass{"backward", kBackwardIn, kBackwardOut, tp_backward, check_ignored, work<3>, &kTpLinearLogpBackward, nullptr,
-         kTpBackwardRecipes}};
+    Pass{"forward", linear_logp::kForwardIn, linear_logp::kForwardOut, linear_logp::tp_forward,
+         linear_logp::check_ignored, linear_logp::work<1>, &kTpLinearLogpForward, nullptr,
+         linear_logp::kTpForwardRecipes},
+    Pass{"backward", linear_logp::kBackwardIn, linear_logp::kBackwardOut, linear_logp::tp_backward,
+         linear_logp::check_ignored, linear_logp::work<3>, &kTpLinearLogpBackward, nullptr,
+         linear_logp::kTpBackwardRecipes}};
 
 extern const Operator kLinearLogp;
 constexpr Operator kLinearLogp{"linear_logp",
                                "logprob",
                                "logp = z[t] - log(sum_v exp(z[v])), z = softcap tanh(x/softcap)/temperature, x = "
                                "hidden W^T + bias; 0 where t = ignore_index",
-                               kRow,
-                               kAttrs,
-                               kPasses,
-                               validate,
+                               linear_logp::kRow,
+                               linear_logp::kAttrs,
+                               linear_logp::kPasses,
+                               linear_logp::validate,
                                plant_in_linear_logp,
                                /*parallel_dim=*/"",
                                /*left_out=*/"ignored rows"};

@@ -22,6 +22,7 @@ namespace checkop {
 
 extern const Emulation kLinearPolicyLossForward, kLinearPolicyLossBackward;  // emulation/linear_policy_loss.cpp
 
+namespace linear_policy_loss {
 namespace {
 
 constexpr std::string_view kToken = "batch seq", kTokenHidden = "batch seq hidden", kVocabHidden = "vocab hidden",
@@ -274,6 +275,7 @@ void refine(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace linear_policy_loss
 
 extern const Operator kLinearPolicyLoss;
 constexpr Operator kLinearPolicyLoss{
@@ -282,10 +284,10 @@ constexpr Operator kLinearPolicyLoss{
     "policy_loss with logps = z[t] - log(sum_v exp(z[v])) and the entropy of softmax(z), z = "
     "softcap tanh(x/softcap)/temperature, x = hidden W^T + bias; masked tokens are left out",
     "",
-    kAttrs,
-    kPasses,
-    validate,
-    refine,
+    linear_policy_loss::kAttrs,
+    linear_policy_loss::kPasses,
+    linear_policy_loss::validate,
+    linear_policy_loss::refine,
     /*parallel_dim=*/"",
     /*left_out=*/"masked tokens",
     kMicroBatches};

@@ -13,6 +13,7 @@ namespace checkop {
 
 extern const Emulation kLmHeadForward, kLmHeadBackward;  // emulation/lm_head.cpp
 
+namespace lm_head {
 namespace {
 
 constexpr std::string_view kRowHidden = "batch seq hidden", kRowVocab = "batch seq vocab",
@@ -110,8 +111,10 @@ constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, c
                                   &kLmHeadBackward, model_gradients, kBackwardRecipes}};
 
 }  // namespace
+}  // namespace lm_head
 
 extern const Operator kLmHead;
-constexpr Operator kLmHead{"lm_head", "reduction", "logits = hidden weight^T + bias", "batch seq", {}, kPasses};
+constexpr Operator kLmHead{"lm_head",   "reduction", "logits = hidden weight^T + bias",
+                           "batch seq", {},          lm_head::kPasses};
 
 }  // namespace checkop

@@ -17,6 +17,7 @@ namespace checkop {
 
 extern const Emulation kLogpForward, kLogpBackward, kTpLogpForward, kTpLogpBackward;  // emulation/logp.cpp
 
+namespace logp {
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowVocab = "batch seq vocab";
@@ -203,23 +204,25 @@ void refine(const FillArgs& args) {
   plant_truncation(args, transform_of(args.attrs), truncation_of(args.attrs));
 }
 }  // namespace
+}  // namespace logp
 
 void plant_in_logp(const FillArgs& args) { plant_ignored_rows(args, "token_ids", "logits"); }
 
-constexpr std::array<Pass, 2> kTpLogpPasses{
-    Pass{"forward", kForwardIn, kForwardOut, tp_forward, check_logp, work, &kTpLogpForward},
-    Pass{"backward", kBackwardIn, kBackwardOut, tp_backward, check_tp_gradient, work, &kTpLogpBackward}};
+constexpr std::array<Pass, 2> kTpLogpPasses{Pass{"forward", logp::kForwardIn, logp::kForwardOut, logp::tp_forward,
+                                                 logp::check_logp, logp::work, &kTpLogpForward},
+                                            Pass{"backward", logp::kBackwardIn, logp::kBackwardOut, logp::tp_backward,
+                                                 logp::check_tp_gradient, logp::work, &kTpLogpBackward}};
 
 extern const Operator kLogp;
 constexpr Operator kLogp{
     "logp",
     "logprob",
     "logp = z[t] - log(sum_v exp(z[v])), z = softcap tanh(logits/softcap)/temperature; 0 where t = ignore_index",
-    kRow,
-    kAttrs,
-    kPasses,
-    validate,
-    refine,
+    logp::kRow,
+    logp::kAttrs,
+    logp::kPasses,
+    logp::validate,
+    logp::refine,
     /*parallel_dim=*/"",
     /*left_out=*/"ignored rows"};
 

@@ -10,6 +10,7 @@ namespace checkop {
 
 extern const Emulation kMaskedFp8BlockGemmForward;  // emulation/masked_grouped_fp8_block_gemm.cpp
 
+namespace masked_grouped_fp8_block_gemm {
 namespace {
 
 constexpr TensorSpec kA{"a", "experts capacity k_dim", Fill::normal, "", DType::e4m3, false, /*constant=*/true};
@@ -35,6 +36,7 @@ void refine(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace masked_grouped_fp8_block_gemm
 
 extern const Operator kMaskedFp8BlockGemm;
 constexpr Operator kMaskedFp8BlockGemm{
@@ -44,9 +46,9 @@ constexpr Operator kMaskedFp8BlockGemm{
     "others: 0",
     "experts",
     fp8_product::kAttrs,
-    kPasses,
+    masked_grouped_fp8_block_gemm::kPasses,
     fp8_product::validate,
-    refine,
+    masked_grouped_fp8_block_gemm::refine,
     /*parallel_dim=*/"",
     /*left_out=*/"rows of no expert",
     kRooms};

@@ -11,6 +11,7 @@ namespace checkop {
 
 extern const Emulation kMaskedGroupedGemmForward, kMaskedGroupedGemmBackward;  // emulation/masked_grouped_gemm.cpp
 
+namespace masked_grouped_gemm {
 namespace {
 
 constexpr std::string_view kRowsK = "experts capacity k_dim", kRowsN = "experts capacity n_dim",
@@ -38,6 +39,7 @@ constexpr std::array kPasses{
 void refine(const FillArgs& args) { draw_row_counts(args, {"a", "grad_c"}); }
 
 }  // namespace
+}  // namespace masked_grouped_gemm
 
 extern const Operator kMaskedGroupedGemm;
 constexpr Operator kMaskedGroupedGemm{
@@ -46,9 +48,9 @@ constexpr Operator kMaskedGroupedGemm{
     "c = a b[expert]^T of the first counts[expert] rows that the expert has room for; the others: 0",
     "experts",
     {},
-    kPasses,
+    masked_grouped_gemm::kPasses,
     nullptr,
-    refine,
+    masked_grouped_gemm::refine,
     /*parallel_dim=*/"",
     /*left_out=*/"rows of no expert",
     kRooms};

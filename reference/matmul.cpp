@@ -10,6 +10,7 @@ namespace checkop {
 
 extern const Emulation kMatmulForward, kMatmulBackward;  // emulation/matmul.cpp
 
+namespace matmul {
 namespace {
 
 constexpr std::string_view kRowK = "batch seq k_dim", kRowN = "batch seq n_dim", kKN = "k_dim n_dim";
@@ -70,11 +71,13 @@ Work work(const GoldArgs& args) {
 }
 
 }  // namespace
+}  // namespace matmul
 
-constexpr std::array<Pass, 2> kMatmulPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_forward, work<1>,
-                                                 &kMatmulForward, model_forward, kForwardRecipes},
-                                            Pass{"backward", kBackwardIn, kBackwardOut, backward, check_backward,
-                                                 work<2>, &kMatmulBackward, model_backward, kBackwardRecipes}};
+constexpr std::array<Pass, 2> kMatmulPasses{
+    Pass{"forward", matmul::kForwardIn, matmul::kForwardOut, matmul::forward, matmul::check_forward, matmul::work<1>,
+         &kMatmulForward, matmul::model_forward, matmul::kForwardRecipes},
+    Pass{"backward", matmul::kBackwardIn, matmul::kBackwardOut, matmul::backward, matmul::check_backward,
+         matmul::work<2>, &kMatmulBackward, matmul::model_backward, matmul::kBackwardRecipes}};
 
 extern const Operator kMatmul;
 constexpr Operator kMatmul{"matmul", "reduction", "c = a b", "batch seq", {}, kMatmulPasses};

@@ -20,6 +20,7 @@ namespace checkop {
 
 extern const Emulation kMoeCombineForward, kMoeCombineBackward;  // emulation/moe_combine.cpp
 
+namespace moe_combine {
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kTokenHidden = "batch seq hidden", kTokenSlots = "batch seq topk";
@@ -240,16 +241,17 @@ void refine(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace moe_combine
 
 extern const Operator kMoeCombine;
 constexpr Operator kMoeCombine{"moe_combine",
                                "reduction",
                                "y = sum over slots of weights x_perm[positions]; -1: the slot is left out",
-                               kRow,
+                               moe_combine::kRow,
                                {},
-                               kPasses,
+                               moe_combine::kPasses,
                                nullptr,
-                               refine,
+                               moe_combine::refine,
                                /*parallel_dim=*/"",
                                /*left_out=*/"slots without a row"};
 

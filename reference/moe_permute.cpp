@@ -14,6 +14,7 @@ namespace checkop {
 
 extern const Emulation kMoePermuteForward, kMoePermuteBackward;  // emulation/moe_permute.cpp
 
+namespace moe_permute {
 namespace {
 
 constexpr std::string_view kTokenHidden = "batch seq hidden", kTokenSlots = "batch seq topk",
@@ -143,6 +144,7 @@ void refine(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace moe_permute
 
 extern const Operator kMoePermute;
 constexpr Operator kMoePermute{"moe_permute",
@@ -150,10 +152,10 @@ constexpr Operator kMoePermute{"moe_permute",
                                "x_perm = x[src / topk], its rows ordered by (expert, token, slot); offsets: where each "
                                "expert's rows begin; positions: the row of each slot",
                                "",
-                               kAttrs,
-                               kPasses,
-                               validate,
-                               refine,
+                               moe_permute::kAttrs,
+                               moe_permute::kPasses,
+                               moe_permute::validate,
+                               moe_permute::refine,
                                /*parallel_dim=*/"",
                                /*left_out=*/"tokens without an expert"};
 

@@ -20,6 +20,7 @@ namespace checkop {
 
 extern const Emulation kMoeRouteForward, kMoeRouteBackward;  // emulation/moe_route.cpp
 
+namespace moe_route {
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kTokenExperts = "batch seq experts", kTokenSlots = "batch seq topk";
@@ -444,16 +445,17 @@ void refine(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace moe_route
 
 extern const Operator kMoeRoute;
 constexpr Operator kMoeRoute{"moe_route",
                              "reduction",
                              "ids = top k of score(logits) + bias in the best groups, of equal ones the lowest first; "
                              "weights = route_scale score/(sum of those chosen + norm_eps); counts of each expert",
-                             kRow,
-                             kAttrs,
-                             kPasses,
-                             validate,
-                             refine};
+                             moe_route::kRow,
+                             moe_route::kAttrs,
+                             moe_route::kPasses,
+                             moe_route::validate,
+                             moe_route::refine};
 
 }  // namespace checkop

@@ -11,6 +11,7 @@ namespace checkop {
 
 extern const Emulation kPackForward, kPackBackward;  // emulation/pack.cpp
 
+namespace pack {
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowHidden = "batch seq hidden", kPackedHidden = "batch*seq hidden";
@@ -96,6 +97,7 @@ constexpr std::array kPasses{
     Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, work<0, 1>, &kPackBackward}};
 
 }  // namespace
+}  // namespace pack
 
 extern const Operator kPack;
 constexpr Operator kPack{"pack",
@@ -103,9 +105,9 @@ constexpr Operator kPack{"pack",
                          "packed = x[mask != 0], cu_seqlens = where each sequence begins in it",
                          "",
                          {},
-                         kPasses,
+                         pack::kPasses,
                          nullptr,
-                         refine,
+                         pack::refine,
                          /*parallel_dim=*/"",
                          /*left_out=*/"padded tokens"};
 

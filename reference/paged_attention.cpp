@@ -21,6 +21,7 @@ namespace checkop {
 
 extern const Emulation kPagedAttentionForward;  // emulation/paged_attention.cpp
 
+namespace paged_attention {
 namespace {
 
 constexpr std::string_view kQueries = "tokens_q q_heads head_dim", kCache = "pages page_size kv_heads head_dim",
@@ -403,6 +404,7 @@ constexpr std::array kPasses{
     Pass{"forward", kForwardIn, kForwardOut, forward, check_forward, work, &kPagedAttentionForward, nullptr, kRecipes}};
 
 }  // namespace
+}  // namespace paged_attention
 
 extern const Operator kPagedAttention;
 constexpr Operator kPagedAttention{"paged_attention",
@@ -410,11 +412,11 @@ constexpr Operator kPagedAttention{"paged_attention",
                                    "o = attention of every packed sequence over the keys in its own pages",
                                    "seqs",
                                    kWindowAttrs,
-                                   kPasses,
+                                   paged_attention::kPasses,
                                    check_window_sizes,
-                                   refine,
+                                   paged_attention::refine,
                                    /*parallel_dim=*/"",
                                    /*left_out=*/"pages and table entries without keys",
-                                   kRearrangements};
+                                   paged_attention::kRearrangements};
 
 }  // namespace checkop

@@ -12,6 +12,7 @@ namespace checkop {
 
 extern const Emulation kPolicyLossForward, kPolicyLossBackward;  // emulation/policy_loss.cpp
 
+namespace policy_loss {
 namespace {
 
 constexpr std::string_view kToken = "batch seq";
@@ -124,6 +125,7 @@ void refine(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace policy_loss
 
 extern const Operator kPolicyLoss;
 constexpr Operator kPolicyLoss{
@@ -133,9 +135,9 @@ constexpr Operator kPolicyLoss{
     "active tokens, r = exp(logps - old_logps); masked tokens are left out",
     "",
     kPolicyAttrs,
-    kPasses,
+    policy_loss::kPasses,
     validate_policy_attrs,
-    refine,
+    policy_loss::refine,
     /*parallel_dim=*/"",
     /*left_out=*/"masked tokens",
     kMicroBatches};

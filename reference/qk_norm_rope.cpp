@@ -12,6 +12,7 @@ namespace checkop {
 
 extern const Emulation kQkNormRopeForward, kQkNormRopeBackward;  // emulation/qk_norm_rope.cpp
 
+namespace qk_norm_rope {
 namespace {
 
 constexpr std::string_view kToken = "tokens", kQueries = "tokens q_heads head_dim", kKeys = "tokens kv_heads head_dim";
@@ -210,11 +211,16 @@ constexpr std::array kPasses{
          kBackwardRecipes}};
 
 }  // namespace
+}  // namespace qk_norm_rope
 
 extern const Operator kQkNormRope;
-constexpr Operator kQkNormRope{
-    "qk_norm_rope", "reduction", "q_out = rope(q (q_weight + weight_offset) / sqrt(mean_d q^2 + eps)), keys likewise",
-    kToken,         kAttrs,      kPasses,
-    validate,       plant};
+constexpr Operator kQkNormRope{"qk_norm_rope",
+                               "reduction",
+                               "q_out = rope(q (q_weight + weight_offset) / sqrt(mean_d q^2 + eps)), keys likewise",
+                               qk_norm_rope::kToken,
+                               qk_norm_rope::kAttrs,
+                               qk_norm_rope::kPasses,
+                               qk_norm_rope::validate,
+                               qk_norm_rope::plant};
 
 }  // namespace checkop

@@ -12,6 +12,7 @@ namespace checkop {
 
 extern const Emulation kQuantFp8BlockForward;  // emulation/quant_fp8_block.cpp
 
+namespace quant_fp8_block {
 namespace {
 
 using fp8_block::kBlock;
@@ -88,6 +89,7 @@ void refine(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace quant_fp8_block
 
 extern const Operator kQuantFp8Block;
 constexpr Operator kQuantFp8Block{"quant_fp8_block",
@@ -95,8 +97,8 @@ constexpr Operator kQuantFp8Block{"quant_fp8_block",
                                   "scale = max(|x|)/448 of every 128 columns; codes = e4m3(x (1/scale))",
                                   "batch seq",
                                   fp8_block::kAttrs,
-                                  kPasses,
-                                  validate,
-                                  refine};
+                                  quant_fp8_block::kPasses,
+                                  quant_fp8_block::validate,
+                                  quant_fp8_block::refine};
 
 }  // namespace checkop

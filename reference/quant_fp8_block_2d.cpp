@@ -12,6 +12,7 @@ namespace checkop {
 
 extern const Emulation kQuantFp8Block2dForward;  // emulation/quant_fp8_block.cpp
 
+namespace quant_fp8_block_2d {
 namespace {
 
 using fp8_block::kBlock;
@@ -111,6 +112,7 @@ void refine(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace quant_fp8_block_2d
 
 extern const Operator kQuantFp8Block2d;
 constexpr Operator kQuantFp8Block2d{"quant_fp8_block_2d",
@@ -118,8 +120,8 @@ constexpr Operator kQuantFp8Block2d{"quant_fp8_block_2d",
                                     "scale = max(|x|)/448 of every 128 x 128 numbers; codes = e4m3(x (1/scale))",
                                     /*row_dims=*/"",
                                     fp8_block::kAttrs,
-                                    kPasses,
-                                    validate,
-                                    refine};
+                                    quant_fp8_block_2d::kPasses,
+                                    quant_fp8_block_2d::validate,
+                                    quant_fp8_block_2d::refine};
 
 }  // namespace checkop

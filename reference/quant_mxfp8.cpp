@@ -14,6 +14,7 @@ namespace checkop {
 
 extern const Emulation kQuantMxfp8Forward;  // emulation/quant_mxfp8.cpp
 
+namespace quant_mxfp8 {
 namespace {
 
 constexpr int64_t kBlock = 32;
@@ -80,6 +81,7 @@ void refine(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace quant_mxfp8
 
 extern const Operator kQuantMxfp8;
 constexpr Operator kQuantMxfp8{
@@ -87,9 +89,9 @@ constexpr Operator kQuantMxfp8{
     "elementwise",
     "scale = the power of two from max(|x|)/448 on, of every 32 columns; codes = e4m3(x/scale)",
     "batch seq",
-    kAttrs,
-    kPasses,
-    validate,
-    refine};
+    quant_mxfp8::kAttrs,
+    quant_mxfp8::kPasses,
+    quant_mxfp8::validate,
+    quant_mxfp8::refine};
 
 }  // namespace checkop

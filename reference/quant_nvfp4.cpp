@@ -15,6 +15,7 @@ namespace checkop {
 
 extern const Emulation kQuantNvfp4Forward;  // emulation/quant_nvfp4.cpp
 
+namespace quant_nvfp4 {
 namespace {
 
 constexpr int64_t kBlock = 16;
@@ -95,6 +96,7 @@ void refine(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace quant_nvfp4
 
 extern const Operator kQuantNvfp4;
 constexpr Operator kQuantNvfp4{
@@ -102,9 +104,9 @@ constexpr Operator kQuantNvfp4{
     "elementwise",
     "S = 2688/amax; scale = e4m3(max(|x|) S/6) of every 16 columns; codes = e2m1(x S/scale), two a byte",
     "batch seq",
-    kAttrs,
-    kPasses,
-    validate,
-    refine};
+    quant_nvfp4::kAttrs,
+    quant_nvfp4::kPasses,
+    quant_nvfp4::validate,
+    quant_nvfp4::refine};
 
 }  // namespace checkop

@@ -13,6 +13,7 @@ namespace checkop {
 
 extern const Emulation kRatioKlForward, kRatioKlBackward;  // emulation/ratio_kl.cpp
 
+namespace ratio_kl {
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowVocab = "batch seq vocab";
@@ -116,17 +117,18 @@ void refine(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace ratio_kl
 
 extern const Operator kRatioKl;
 constexpr Operator kRatioKl{"ratio_kl",
                             "logprob",
                             "ratio = exp(lp - old_logps), kl = exp(lr - lp) - (lr - lp) - 1, lp = policy logp of the "
                             "action, lr = ref logp; masked: 1 and 0",
-                            kRow,
+                            ratio_kl::kRow,
                             {},
-                            kPasses,
+                            ratio_kl::kPasses,
                             nullptr,
-                            refine,
+                            ratio_kl::refine,
                             /*parallel_dim=*/"",
                             /*left_out=*/"masked tokens"};
 

@@ -87,8 +87,10 @@ namespace {
 
 int64_t batch_of(const RearrangeArgs& args) { return args.in(0).shape.front(); }
 
-std::optional<Rearranged> first_half(const RearrangeArgs& args) { return as_micro_batch(args, 0, batch_of(args) / 2); }
-std::optional<Rearranged> second_half(const RearrangeArgs& args) {
+std::optional<Rearranged> first_half_of_batch(const RearrangeArgs& args) {
+  return as_micro_batch(args, 0, batch_of(args) / 2);
+}
+std::optional<Rearranged> second_half_of_batch(const RearrangeArgs& args) {
   const int64_t first = batch_of(args) / 2;
   return as_micro_batch(args, first, batch_of(args) - first);
 }
@@ -97,8 +99,8 @@ std::optional<Rearranged> last_entry(const RearrangeArgs& args) { return as_micr
 }  // namespace
 
 const std::array<Rearrangement, 3> kMicroBatches{
-    Rearrangement{"micro_batch", "the first half of the batch, with the same denom", "batch", 2, first_half},
-    Rearrangement{"micro_batch", "the second half of the batch, with the same denom", "batch", 2, second_half},
+    Rearrangement{"micro_batch", "the first half of the batch, with the same denom", "batch", 2, first_half_of_batch},
+    Rearrangement{"micro_batch", "the second half of the batch, with the same denom", "batch", 2, second_half_of_batch},
     Rearrangement{"micro_batch", "the last entry of the batch alone, with the same denom", "batch", 2, last_entry},
 };
 

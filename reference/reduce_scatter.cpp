@@ -8,6 +8,7 @@ namespace checkop {
 
 extern const Emulation kScatteredSum, kGatheredParts;  // emulation/collective.cpp
 
+namespace reduce_scatter {
 namespace {
 
 constexpr std::array kForwardIn{TensorSpec{"x", kLeafMessages}};
@@ -22,6 +23,7 @@ constexpr std::array kPasses{
     Pass{"backward", kBackwardIn, kBackwardOut, gold_of_copy, nullptr, nullptr, &kGatheredParts}};
 
 }  // namespace
+}  // namespace reduce_scatter
 
 extern const Operator kReduceScatter;
 constexpr Operator kReduceScatter{"reduce_scatter",
@@ -29,7 +31,7 @@ constexpr Operator kReduceScatter{"reduce_scatter",
                                   "y = sum of x over the leaves of all ranks, on every rank its part",
                                   "",
                                   kCollectiveAttrs,
-                                  kPasses,
+                                  reduce_scatter::kPasses,
                                   validate_collective,
                                   refine_leaves,
                                   /*parallel_dim=*/kLeaves,

@@ -15,6 +15,7 @@ namespace checkop {
 
 extern const Emulation kRmsNormForward, kRmsNormBackward;  // emulation/rms_norm.cpp
 
+namespace rms_norm {
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowHidden = "batch seq hidden";
@@ -96,6 +97,7 @@ constexpr std::array kPasses{
          kBackwardRecipes}};
 
 }  // namespace
+}  // namespace rms_norm
 
 void validate_eps(const CaseSizes& sizes, size_t index) {
   const double eps = sizes.attrs[index];
@@ -135,7 +137,8 @@ NormScratch& norm_scratch(int64_t hidden) {
 }
 
 extern const Operator kRmsNorm;
-constexpr Operator kRmsNorm{"rms_norm", "reduction", "y = x * weight / sqrt(mean_h x^2 + eps)", kRow, kAttrs,
-                            kPasses,    validate};
+constexpr Operator kRmsNorm{"rms_norm",        "reduction",      "y = x * weight / sqrt(mean_h x^2 + eps)",
+                            rms_norm::kRow,    rms_norm::kAttrs, rms_norm::kPasses,
+                            rms_norm::validate};
 
 }  // namespace checkop

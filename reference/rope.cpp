@@ -17,6 +17,7 @@ namespace checkop {
 
 extern const Emulation kRopeForward, kRopeBackward;  // emulation/rope.cpp
 
+namespace rope {
 namespace {
 
 constexpr std::string_view kHeads = "batch heads seq head_dim";
@@ -120,10 +121,6 @@ constexpr std::array kPasses{
     Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, nullptr, &kRopeForward, nullptr, kForwardRecipes},
     Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, nullptr, &kRopeBackward, nullptr, kBackwardRecipes}};
 
-}  // namespace
-
-namespace {
-
 // Errors of function values in units of their precision: CUDA's powf errs by at most 4 ulp, sinf and cosf by 2. An ulp
 // is at most 2u of the value.
 constexpr double kPowRounding = 8, kSinCosRounding = 4;
@@ -172,6 +169,7 @@ Ramped kept_by_yarn(std::span<const double> attrs, int64_t rotary_dim, double i)
 }
 
 }  // namespace
+}  // namespace rope
 
 void plant_three_positions(const FillArgs& args, Tensor& positions) {
   constexpr int64_t kPeriod = 16, kText = 2, kWidth = 3;
@@ -203,7 +201,7 @@ std::vector<Positions> read_positions(const Tensor& tensor, bool has_three) {
 Rotation::Rotation(std::span<const double> attrs, int64_t head_dim)
     : pairs_((attrs[kOfRotaryDim] < 0 ? head_dim : static_cast<int64_t>(attrs[kOfRotaryDim])) / 2),
       interleaved_(attrs[kOfInterleaved] != 0),
-      entry_units_(kSinCosRounding) {
+      entry_units_(rope::kSinCosRounding) {
   const double factor = attrs[kOfFactor];
   if (attrs[kOfAttentionFactor] >= 0)
     attention_factor_ = attrs[kOfAttentionFactor];
@@ -221,12 +219,13 @@ Rotation::Rotation(std::span<const double> attrs, int64_t head_dim)
 Rotation::Frequency Rotation::frequency(std::span<const double> attrs, int64_t i) const {
   const double theta = attrs[kOfTheta], factor = attrs[kOfFactor];
   const double exponent = static_cast<double>(i) / static_cast<double>(pairs_);
-  Frequency f{std::pow(theta, -exponent), 2 * exponent * std::abs(std::log(theta)) + exponent + kPowRounding + 1, 0};
+  Frequency f{std::pow(theta, -exponent), 2 * exponent * std::abs(std::log(theta)) + exponent + rope::kPowRounding + 1,
+              0};
   const int scaling = static_cast<int>(attrs[kOfScaling]);
   if (scaling == 1) f = {f.value / factor, f.units + 2, 0};
   if (scaling >= 2) {
-    const Ramped k = scaling == 2 ? kept_by_llama3(attrs, f.value, f.units)
-                                  : kept_by_yarn(attrs, rotary_dim(), static_cast<double>(i));
+    const rope::Ramped k = scaling == 2 ? rope::kept_by_llama3(attrs, f.value, f.units)
+                                        : rope::kept_by_yarn(attrs, rotary_dim(), static_cast<double>(i));
     const double divided = f.value / factor, value = k.value * f.value + (1 - k.value) * divided;
     f = {value, f.units + 6 + k.error * std::abs(f.value - divided) / value, 0};
   }
@@ -288,9 +287,13 @@ void validate_rope(std::span<const double> attrs, int64_t head_dim) {
 }
 
 extern const Operator kRope;
-constexpr Operator kRope{
-    "rope",      "elementwise",  "y = x cos(a) + [-x_high, x_low] sin(a), a = positions[s] theta^(-2i/head_dim)",
-    "batch",     kRopeAttrs,     kPasses,
-    check_sizes, plant_positions};
+constexpr Operator kRope{"rope",
+                         "elementwise",
+                         "y = x cos(a) + [-x_high, x_low] sin(a), a = positions[s] theta^(-2i/head_dim)",
+                         "batch",
+                         kRopeAttrs,
+                         rope::kPasses,
+                         rope::check_sizes,
+                         rope::plant_positions};
 
 }  // namespace checkop

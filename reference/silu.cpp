@@ -6,6 +6,7 @@ namespace checkop {
 
 extern const Emulation kSiluForward, kSiluBackward;  // emulation/silu.cpp
 
+namespace silu {
 namespace {
 
 constexpr std::string_view kRowHidden = "batch seq hidden";
@@ -47,8 +48,10 @@ void refine(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace silu
 
 extern const Operator kSilu;
-constexpr Operator kSilu{"silu", "elementwise", "y = x / (1 + exp(-x))", "batch seq", {}, kPasses, nullptr, refine};
+constexpr Operator kSilu{"silu",  "elementwise", "y = x / (1 + exp(-x))", "batch seq", {}, silu::kPasses,
+                         nullptr, silu::refine};
 
 }  // namespace checkop

@@ -7,6 +7,7 @@ namespace checkop {
 
 extern const Emulation kSwigluForward, kSwigluBackward;  // emulation/swiglu.cpp
 
+namespace swiglu {
 namespace {
 
 constexpr std::string_view kRowHidden = "batch seq hidden";
@@ -68,9 +69,11 @@ constexpr std::array kPasses{
 void refine(const FillArgs& args) { plant_large(args, "gate", {"up", "grad_y"}); }
 
 }  // namespace
+}  // namespace swiglu
 
 extern const Operator kSwiglu;
-constexpr Operator kSwiglu{"swiglu", "elementwise", "y = gate / (1 + exp(-gate)) * up", "batch seq", {}, kPasses,
-                           nullptr,  refine};
+constexpr Operator kSwiglu{
+    "swiglu", "elementwise", "y = gate / (1 + exp(-gate)) * up", "batch seq", {}, swiglu::kPasses,
+    nullptr,  swiglu::refine};
 
 }  // namespace checkop

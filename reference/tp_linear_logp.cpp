@@ -5,11 +5,13 @@
 #include "tensor_parallel.hpp"
 
 namespace checkop {
+namespace tp_linear_logp {
 namespace {
 
 constexpr std::array kAttrs{kIgnoreIndex, kSegments};
 
 }  // namespace
+}  // namespace tp_linear_logp
 
 extern const Operator kTpLinearLogp;
 constexpr Operator kTpLinearLogp{
@@ -17,7 +19,7 @@ constexpr Operator kTpLinearLogp{
     "logprob",
     "linear_logp, each rank with its part of the vocabulary: logp and dhidden on every rank",
     "batch seq",
-    kAttrs,
+    tp_linear_logp::kAttrs,
     kTpLinearLogpPasses,
     validate_linear_logp,
     plant_in_linear_logp,

@@ -5,18 +5,20 @@
 #include "tensor_parallel.hpp"
 
 namespace checkop {
+namespace tp_logp {
 namespace {
 
 constexpr std::array kAttrs{kIgnoreIndex, kSegments};
 
 }  // namespace
+}  // namespace tp_logp
 
 extern const Operator kTpLogp;
 constexpr Operator kTpLogp{"tp_logp",
                            "logprob",
                            "logp, each rank with its part of the vocabulary: logp on every rank",
                            "batch seq",
-                           kAttrs,
+                           tp_logp::kAttrs,
                            kTpLogpPasses,
                            validate_ignore_index,
                            plant_in_logp,

@@ -12,6 +12,7 @@ namespace checkop {
 
 extern const Emulation kVarlenAttentionForward, kVarlenAttentionBackward;  // emulation/varlen_attention.cpp
 
+namespace varlen_attention {
 namespace {
 
 constexpr std::string_view kQueries = "tokens_q q_heads head_dim", kKeys = "tokens_k kv_heads head_dim",
@@ -213,6 +214,7 @@ constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, c
                                   work<kBackwardProducts>, &kVarlenAttentionBackward, nullptr, kBackwardRecipes}};
 
 }  // namespace
+}  // namespace varlen_attention
 
 extern const Operator kVarlenAttention;
 constexpr Operator kVarlenAttention{"varlen_attention",
@@ -220,11 +222,11 @@ constexpr Operator kVarlenAttention{"varlen_attention",
                                     "o = attention of every packed sequence by itself",
                                     "seqs",
                                     kWindowAttrs,
-                                    kPasses,
+                                    varlen_attention::kPasses,
                                     check_window_sizes,
-                                    refine,
+                                    varlen_attention::refine,
                                     /*parallel_dim=*/"",
                                     /*left_out=*/"rows behind the last sequence",
-                                    kRearrangements};
+                                    varlen_attention::kRearrangements};
 
 }  // namespace checkop

@@ -15,6 +15,7 @@ namespace checkop {
 
 extern const Emulation kWhitenForward;  // emulation/whiten.cpp
 
+namespace whiten {
 namespace {
 
 constexpr std::string_view kRow = "batch seq";
@@ -94,16 +95,17 @@ void refine(const FillArgs& args) {
 }
 
 }  // namespace
+}  // namespace whiten
 
 extern const Operator kWhiten;
 constexpr Operator kWhiten{"whiten",
                            "reduction",
                            "y = (x - mean)/sqrt(var + eps) over all unmasked elements; masked: 0",
                            "",
-                           kAttrs,
-                           kPasses,
-                           validate,
-                           refine,
+                           whiten::kAttrs,
+                           whiten::kPasses,
+                           whiten::validate,
+                           whiten::refine,
                            /*parallel_dim=*/"",
                            /*left_out=*/"masked elements"};
 

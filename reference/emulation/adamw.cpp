@@ -6,6 +6,7 @@
 #include "emulation/common.hpp"
 
 namespace checkop {
+namespace adamw {
 namespace {
 
 using namespace emulation;
@@ -91,8 +92,9 @@ constexpr std::array kFaults{kDecayInGradient,  kDecayLeftOut,  kDecayWithoutLr,
                              kParamBeforeStep,  kMomentsIn16Bit};
 
 }  // namespace
+}  // namespace adamw
 
 extern const Emulation kAdamwForward;
-const Emulation kAdamwForward{forward, kFaults};
+const Emulation kAdamwForward{adamw::forward, adamw::kFaults};
 
 }  // namespace checkop

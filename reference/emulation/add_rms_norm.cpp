@@ -6,6 +6,7 @@
 #include "recipes.hpp"
 
 namespace checkop {
+namespace add_rms_norm {
 namespace {
 
 using namespace emulation;
@@ -92,9 +93,10 @@ constexpr auto kBackwardFaults =
                                            kOffsetInBf16, kUpstreamDropped, kUpstreamNormalised});
 
 }  // namespace
+}  // namespace add_rms_norm
 
 extern const Emulation kAddRmsNormForward, kAddRmsNormBackward;
-const Emulation kAddRmsNormForward{forward, kForwardFaults};
-const Emulation kAddRmsNormBackward{backward, kBackwardFaults};
+const Emulation kAddRmsNormForward{add_rms_norm::forward, add_rms_norm::kForwardFaults};
+const Emulation kAddRmsNormBackward{add_rms_norm::backward, add_rms_norm::kBackwardFaults};
 
 }  // namespace checkop

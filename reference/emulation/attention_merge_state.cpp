@@ -8,6 +8,7 @@
 #include "emulation/common.hpp"
 
 namespace checkop {
+namespace attention_merge_state {
 namespace {
 
 using namespace emulation;
@@ -144,9 +145,10 @@ constexpr std::array kBackwardFaults =
                                kGradLseLeftOut, kGradLseSubtracted});
 
 }  // namespace
+}  // namespace attention_merge_state
 
 extern const Emulation kAttentionMergeStateForward, kAttentionMergeStateBackward;
-const Emulation kAttentionMergeStateForward{forward, kForwardFaults};
-const Emulation kAttentionMergeStateBackward{backward, kBackwardFaults};
+const Emulation kAttentionMergeStateForward{attention_merge_state::forward, attention_merge_state::kForwardFaults};
+const Emulation kAttentionMergeStateBackward{attention_merge_state::backward, attention_merge_state::kBackwardFaults};
 
 }  // namespace checkop

@@ -7,6 +7,7 @@
 #include "emulation/common.hpp"
 
 namespace checkop {
+namespace collective {
 namespace {
 
 using namespace emulation;
@@ -164,10 +165,11 @@ constexpr std::array kScatterFaults{kRankLost, kRankTwice, kRankAlone, kFirstLea
 constexpr std::array kGatherFaults{kBf16Wire, kNextPart, kFirstPart, kLastPartLost, kTailLost, kEqualParts};
 
 }  // namespace
+}  // namespace collective
 
 extern const Emulation kAllReduceSum, kScatteredSum, kGatheredParts;
-const Emulation kAllReduceSum{sum, kSumFaults};
-const Emulation kScatteredSum{scattered_sum, kScatterFaults};
-const Emulation kGatheredParts{gathered_parts, kGatherFaults};
+const Emulation kAllReduceSum{collective::sum, collective::kSumFaults};
+const Emulation kScatteredSum{collective::scattered_sum, collective::kScatterFaults};
+const Emulation kGatheredParts{collective::gathered_parts, collective::kGatherFaults};
 
 }  // namespace checkop

@@ -9,6 +9,7 @@
 #include "recipes.hpp"
 
 namespace checkop {
+namespace embedding {
 namespace {
 
 using namespace emulation;
@@ -137,9 +138,10 @@ constexpr std::array kBackwardFaults{faults::kLastTileSkipped,
                                      kFirstSequenceAlone};
 
 }  // namespace
+}  // namespace embedding
 
 extern const Emulation kEmbeddingForward, kEmbeddingBackward;
-const Emulation kEmbeddingForward{forward, kForwardFaults};
-const Emulation kEmbeddingBackward{backward, kBackwardFaults};
+const Emulation kEmbeddingForward{embedding::forward, embedding::kForwardFaults};
+const Emulation kEmbeddingBackward{embedding::backward, embedding::kBackwardFaults};
 
 }  // namespace checkop

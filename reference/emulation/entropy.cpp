@@ -3,6 +3,7 @@
 #include "emulation/entropy.hpp"
 
 namespace checkop {
+namespace entropy {
 namespace {
 
 using namespace emulation;
@@ -38,9 +39,10 @@ constexpr auto kForwardFaults = joined(kEntropyFaults, std::array{kTileOfInfinit
 constexpr auto kBackwardFaults = joined(kEntropyGradientFaults, std::array{kTileOfInfinities});
 
 }  // namespace
+}  // namespace entropy
 
 extern const Emulation kEntropyForward, kEntropyBackward;
-const Emulation kEntropyForward{forward, kForwardFaults};
-const Emulation kEntropyBackward{backward, kBackwardFaults};
+const Emulation kEntropyForward{entropy::forward, entropy::kForwardFaults};
+const Emulation kEntropyBackward{entropy::backward, entropy::kBackwardFaults};
 
 }  // namespace checkop

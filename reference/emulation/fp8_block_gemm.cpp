@@ -3,6 +3,7 @@
 #include "emulation/fp8_product.hpp"
 
 namespace checkop {
+namespace fp8_block_gemm {
 namespace {
 
 using namespace emulation;
@@ -18,8 +19,9 @@ void forward(const EmulationArgs& args) {
 }
 
 }  // namespace
+}  // namespace fp8_block_gemm
 
 extern const Emulation kFp8BlockGemmForward;
-const Emulation kFp8BlockGemmForward{forward, kFp8ProductFaults};
+const Emulation kFp8BlockGemmForward{fp8_block_gemm::forward, emulation::kFp8ProductFaults};
 
 }  // namespace checkop

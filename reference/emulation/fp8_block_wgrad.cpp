@@ -4,6 +4,7 @@
 #include "emulation/row_groups.hpp"
 
 namespace checkop {
+namespace fp8_block_wgrad {
 namespace {
 
 using namespace emulation;
@@ -83,8 +84,9 @@ constexpr std::array kFaults{faults::kLastKDropped,
                              kNotReset};
 
 }  // namespace
+}  // namespace fp8_block_wgrad
 
 extern const Emulation kFp8BlockWgradForward;
-const Emulation kFp8BlockWgradForward{forward, kFaults};
+const Emulation kFp8BlockWgradForward{fp8_block_wgrad::forward, fp8_block_wgrad::kFaults};
 
 }  // namespace checkop

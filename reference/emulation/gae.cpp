@@ -6,6 +6,7 @@
 #include "emulation/common.hpp"
 
 namespace checkop {
+namespace gae {
 namespace {
 
 using namespace emulation;
@@ -98,8 +99,9 @@ constexpr std::array kFaults{faults::kLastTileSkipped,
                              kReturnsMinusValues};
 
 }  // namespace
+}  // namespace gae
 
 extern const Emulation kGaeForward;
-const Emulation kGaeForward{forward, kFaults};
+const Emulation kGaeForward{gae::forward, gae::kFaults};
 
 }  // namespace checkop

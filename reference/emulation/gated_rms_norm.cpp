@@ -6,6 +6,7 @@
 #include "emulation/sigmoid.hpp"
 
 namespace checkop {
+namespace gated_rms_norm {
 namespace {
 
 using namespace emulation;
@@ -107,9 +108,10 @@ constexpr auto kBackwardFaults =
                       kGateGradientOfX, kGradientsSwapped});
 
 }  // namespace
+}  // namespace gated_rms_norm
 
 extern const Emulation kGatedRmsNormForward, kGatedRmsNormBackward;
-const Emulation kGatedRmsNormForward{forward, kForwardFaults};
-const Emulation kGatedRmsNormBackward{backward, kBackwardFaults};
+const Emulation kGatedRmsNormForward{gated_rms_norm::forward, gated_rms_norm::kForwardFaults};
+const Emulation kGatedRmsNormBackward{gated_rms_norm::backward, gated_rms_norm::kBackwardFaults};
 
 }  // namespace checkop

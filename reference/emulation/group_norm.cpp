@@ -6,6 +6,7 @@
 #include "emulation/common.hpp"
 
 namespace checkop {
+namespace group_norm {
 namespace {
 
 using namespace emulation;
@@ -99,8 +100,9 @@ constexpr std::array kFaults{faults::kLastTileSkipped,
                              kGroupsLate};
 
 }  // namespace
+}  // namespace group_norm
 
 extern const Emulation kGroupNormForward;
-const Emulation kGroupNormForward{forward, kFaults};
+const Emulation kGroupNormForward{group_norm::forward, group_norm::kFaults};
 
 }  // namespace checkop

@@ -3,6 +3,7 @@
 #include "emulation/grouped_fp8_product.hpp"
 
 namespace checkop {
+namespace grouped_fp8_block_gemm {
 namespace {
 
 using namespace emulation;
@@ -14,8 +15,9 @@ void forward(const EmulationArgs& args) {
 constexpr auto kFaults = joined(joined(kFp8ProductFaults, kRowGroupFaults), kScalesOfGroupFaults);
 
 }  // namespace
+}  // namespace grouped_fp8_block_gemm
 
 extern const Emulation kGroupedFp8BlockGemmForward;
-const Emulation kGroupedFp8BlockGemmForward{forward, kFaults};
+const Emulation kGroupedFp8BlockGemmForward{grouped_fp8_block_gemm::forward, grouped_fp8_block_gemm::kFaults};
 
 }  // namespace checkop

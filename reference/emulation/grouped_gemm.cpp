@@ -3,6 +3,7 @@
 #include "emulation/grouped_product.hpp"
 
 namespace checkop {
+namespace grouped_gemm {
 namespace {
 
 using namespace emulation;
@@ -23,9 +24,10 @@ void backward(const EmulationArgs& args) {
 }
 
 }  // namespace
+}  // namespace grouped_gemm
 
 extern const Emulation kGroupedGemmForward, kGroupedGemmBackward;
-const Emulation kGroupedGemmForward{forward, kGroupedForwardFaults};
-const Emulation kGroupedGemmBackward{backward, kGroupedBackwardFaults};
+const Emulation kGroupedGemmForward{grouped_gemm::forward, emulation::kGroupedForwardFaults};
+const Emulation kGroupedGemmBackward{grouped_gemm::backward, emulation::kGroupedBackwardFaults};
 
 }  // namespace checkop

@@ -5,6 +5,7 @@
 #include "emulation/policy.hpp"
 
 namespace checkop {
+namespace grpo_loss {
 namespace {
 
 using namespace emulation;
@@ -268,9 +269,10 @@ constexpr std::array kBackwardFaults{faults::kLastTileSkipped,
                                      kBetaLeftOut};
 
 }  // namespace
+}  // namespace grpo_loss
 
 extern const Emulation kGrpoLossForward, kGrpoLossBackward;
-const Emulation kGrpoLossForward{forward, kForwardFaults};
-const Emulation kGrpoLossBackward{backward, kBackwardFaults};
+const Emulation kGrpoLossForward{grpo_loss::forward, grpo_loss::kForwardFaults};
+const Emulation kGrpoLossBackward{grpo_loss::backward, grpo_loss::kBackwardFaults};
 
 }  // namespace checkop

@@ -3,6 +3,7 @@
 #include "emulation/entropy.hpp"
 
 namespace checkop {
+namespace kl_full {
 namespace {
 
 using namespace emulation;
@@ -139,9 +140,10 @@ constexpr auto kForwardFaults = joined(kShared, std::array{kLogClamped});
 constexpr auto kBackwardFaults = joined(kShared, std::array{kSlopeOfTemperature, kInLogps, kMeanNotSubtracted});
 
 }  // namespace
+}  // namespace kl_full
 
 extern const Emulation kKlFullForward, kKlFullBackward;
-const Emulation kKlFullForward{forward, kForwardFaults};
-const Emulation kKlFullBackward{backward, kBackwardFaults};
+const Emulation kKlFullForward{kl_full::forward, kl_full::kForwardFaults};
+const Emulation kKlFullBackward{kl_full::backward, kl_full::kBackwardFaults};
 
 }  // namespace checkop

@@ -3,6 +3,7 @@
 #include "emulation/attention.hpp"
 
 namespace checkop {
+namespace kv_cache_attention {
 namespace {
 
 using namespace emulation;
@@ -93,9 +94,10 @@ constexpr std::array kBackwardFaults =
     joined(joined(kForwardFaults, kAttentionGradientFaults), std::array{kNewGradientsNotOffset});
 
 }  // namespace
+}  // namespace kv_cache_attention
 
 extern const Emulation kKvCacheAttentionForward, kKvCacheAttentionBackward;
-const Emulation kKvCacheAttentionForward{forward, kForwardFaults};
-const Emulation kKvCacheAttentionBackward{backward, kBackwardFaults};
+const Emulation kKvCacheAttentionForward{kv_cache_attention::forward, kv_cache_attention::kForwardFaults};
+const Emulation kKvCacheAttentionBackward{kv_cache_attention::backward, kv_cache_attention::kBackwardFaults};
 
 }  // namespace checkop

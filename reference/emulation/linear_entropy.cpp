@@ -4,6 +4,7 @@
 #include "emulation/linear_logits.hpp"
 
 namespace checkop {
+namespace linear_entropy {
 namespace {
 
 using namespace emulation;
@@ -45,9 +46,10 @@ constexpr auto kForwardFaults = joined(kEntropyFaults, kLinearFaults);
 constexpr auto kBackwardFaults = joined(kEntropyGradientFaults, kLinearGradientFaults);
 
 }  // namespace
+}  // namespace linear_entropy
 
 extern const Emulation kLinearEntropyForward, kLinearEntropyBackward;
-const Emulation kLinearEntropyForward{forward, kForwardFaults};
-const Emulation kLinearEntropyBackward{backward, kBackwardFaults};
+const Emulation kLinearEntropyForward{linear_entropy::forward, linear_entropy::kForwardFaults};
+const Emulation kLinearEntropyBackward{linear_entropy::backward, linear_entropy::kBackwardFaults};
 
 }  // namespace checkop

@@ -9,6 +9,7 @@
 #include "recipes.hpp"
 
 namespace checkop {
+namespace linear_logp {
 namespace {
 
 using namespace emulation;
@@ -127,11 +128,12 @@ constexpr auto kTpBackwardFaults =
     joined(kSharedBackwardFaults, std::array{kRankLost, kRankTwice, kLocalMax, kShardOffset, kNotReduced});
 
 }  // namespace
+}  // namespace linear_logp
 
 extern const Emulation kLinearLogpForward, kLinearLogpBackward, kTpLinearLogpForward, kTpLinearLogpBackward;
-const Emulation kLinearLogpForward{forward, kForwardFaults};
-const Emulation kLinearLogpBackward{backward, kBackwardFaults};
-const Emulation kTpLinearLogpForward{forward, kTpForwardFaults};
-const Emulation kTpLinearLogpBackward{backward, kTpBackwardFaults};
+const Emulation kLinearLogpForward{linear_logp::forward, linear_logp::kForwardFaults};
+const Emulation kLinearLogpBackward{linear_logp::backward, linear_logp::kBackwardFaults};
+const Emulation kTpLinearLogpForward{linear_logp::forward, linear_logp::kTpForwardFaults};
+const Emulation kTpLinearLogpBackward{linear_logp::backward, linear_logp::kTpBackwardFaults};
 
 }  // namespace checkop

@@ -5,6 +5,7 @@
 #include "emulation/policy_loss.hpp"
 
 namespace checkop {
+namespace linear_policy_loss {
 namespace {
 
 using namespace emulation;
@@ -103,9 +104,10 @@ constexpr auto kBackwardFaults =
                   std::array{kSoftmaxTermDropped, kSoftmaxSignFlipped, kLogSumForMean, kWeightChunksRounded}));
 
 }  // namespace
+}  // namespace linear_policy_loss
 
 extern const Emulation kLinearPolicyLossForward, kLinearPolicyLossBackward;
-const Emulation kLinearPolicyLossForward{forward, kForwardFaults};
-const Emulation kLinearPolicyLossBackward{backward, kBackwardFaults};
+const Emulation kLinearPolicyLossForward{linear_policy_loss::forward, linear_policy_loss::kForwardFaults};
+const Emulation kLinearPolicyLossBackward{linear_policy_loss::backward, linear_policy_loss::kBackwardFaults};
 
 }  // namespace checkop

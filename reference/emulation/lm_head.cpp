@@ -6,6 +6,7 @@
 #include "recipes.hpp"
 
 namespace checkop {
+namespace lm_head {
 namespace {
 
 using namespace emulation;
@@ -122,9 +123,10 @@ constexpr std::array kBackwardFaults{faults::kLastKDropped,
                                      kBiasMean};
 
 }  // namespace
+}  // namespace lm_head
 
 extern const Emulation kLmHeadForward, kLmHeadBackward;
-const Emulation kLmHeadForward{forward, kForwardFaults};
-const Emulation kLmHeadBackward{backward, kBackwardFaults};
+const Emulation kLmHeadForward{lm_head::forward, lm_head::kForwardFaults};
+const Emulation kLmHeadBackward{lm_head::backward, lm_head::kBackwardFaults};
 
 }  // namespace checkop

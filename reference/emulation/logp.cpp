@@ -13,6 +13,7 @@
 #include "recipes.hpp"
 
 namespace checkop {
+namespace logp {
 namespace {
 
 using namespace emulation;
@@ -170,11 +171,12 @@ constexpr auto kTpBackwardFaults =
     joined(kSharedBackwardFaults, std::array{kRankLost, kRankTwice, kLocalMax, kShardOffset});
 
 }  // namespace
+}  // namespace logp
 
 extern const Emulation kLogpForward, kLogpBackward, kTpLogpForward, kTpLogpBackward;
-const Emulation kLogpForward{forward, kForwardFaults};
-const Emulation kLogpBackward{backward, kBackwardFaults};
-const Emulation kTpLogpForward{forward, kTpForwardFaults};
-const Emulation kTpLogpBackward{backward, kTpBackwardFaults};
+const Emulation kLogpForward{logp::forward, logp::kForwardFaults};
+const Emulation kLogpBackward{logp::backward, logp::kBackwardFaults};
+const Emulation kTpLogpForward{logp::forward, logp::kTpForwardFaults};
+const Emulation kTpLogpBackward{logp::backward, logp::kTpBackwardFaults};
 
 }  // namespace checkop

@@ -3,6 +3,7 @@
 #include "emulation/grouped_fp8_product.hpp"
 
 namespace checkop {
+namespace masked_grouped_fp8_block_gemm {
 namespace {
 
 using namespace emulation;
@@ -14,8 +15,10 @@ void forward(const EmulationArgs& args) {
 constexpr auto kFaults = joined(joined(kFp8ProductFaults, of_masked(kRowGroupFaults)), kScalesOfGroupFaults);
 
 }  // namespace
+}  // namespace masked_grouped_fp8_block_gemm
 
 extern const Emulation kMaskedFp8BlockGemmForward;
-const Emulation kMaskedFp8BlockGemmForward{forward, kFaults};
+const Emulation kMaskedFp8BlockGemmForward{masked_grouped_fp8_block_gemm::forward,
+                                           masked_grouped_fp8_block_gemm::kFaults};
 
 }  // namespace checkop

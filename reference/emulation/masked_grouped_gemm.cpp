@@ -3,6 +3,7 @@
 #include "emulation/grouped_product.hpp"
 
 namespace checkop {
+namespace masked_grouped_gemm {
 namespace {
 
 using namespace emulation;
@@ -57,9 +58,10 @@ constexpr auto kForwardFaults = joined(of_masked(kGroupedForwardFaults), kOwnFau
 constexpr auto kBackwardFaults = joined(of_masked(kGroupedBackwardFaults), kOwnFaults);
 
 }  // namespace
+}  // namespace masked_grouped_gemm
 
 extern const Emulation kMaskedGroupedGemmForward, kMaskedGroupedGemmBackward;
-const Emulation kMaskedGroupedGemmForward{forward, kForwardFaults};
-const Emulation kMaskedGroupedGemmBackward{backward, kBackwardFaults};
+const Emulation kMaskedGroupedGemmForward{masked_grouped_gemm::forward, masked_grouped_gemm::kForwardFaults};
+const Emulation kMaskedGroupedGemmBackward{masked_grouped_gemm::backward, masked_grouped_gemm::kBackwardFaults};
 
 }  // namespace checkop

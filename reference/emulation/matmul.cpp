@@ -5,6 +5,7 @@
 #include "emulation/common.hpp"
 
 namespace checkop {
+namespace matmul {
 namespace {
 
 using namespace emulation;
@@ -24,9 +25,10 @@ constexpr std::array kFaults{faults::kLastKDropped, faults::kLastKTileDropped, f
                              faults::kBf16Partials, faults::kPartialLost,      faults::kTf32Factors};
 
 }  // namespace
+}  // namespace matmul
 
 extern const Emulation kMatmulForward, kMatmulBackward;
-const Emulation kMatmulForward{forward, kFaults};
-const Emulation kMatmulBackward{backward, kFaults};
+const Emulation kMatmulForward{matmul::forward, matmul::kFaults};
+const Emulation kMatmulBackward{matmul::backward, matmul::kFaults};
 
 }  // namespace checkop

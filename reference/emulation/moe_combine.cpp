@@ -6,6 +6,7 @@
 #include "recipes.hpp"
 
 namespace checkop {
+namespace moe_combine {
 namespace {
 
 using namespace emulation;
@@ -148,9 +149,10 @@ constexpr std::array kBackwardFaults{faults::kLastKDropped,
                                      kUnusedRows};
 
 }  // namespace
+}  // namespace moe_combine
 
 extern const Emulation kMoeCombineForward, kMoeCombineBackward;
-const Emulation kMoeCombineForward{forward, kForwardFaults};
-const Emulation kMoeCombineBackward{backward, kBackwardFaults};
+const Emulation kMoeCombineForward{moe_combine::forward, moe_combine::kForwardFaults};
+const Emulation kMoeCombineBackward{moe_combine::backward, moe_combine::kBackwardFaults};
 
 }  // namespace checkop

@@ -7,6 +7,7 @@
 #include "emulation/moved_rows.hpp"
 
 namespace checkop {
+namespace moe_permute {
 namespace {
 
 using namespace emulation;
@@ -126,9 +127,10 @@ constexpr std::array kBackwardFaults{faults::kLastTileSkipped,
                                      kNeighboursSlots};
 
 }  // namespace
+}  // namespace moe_permute
 
 extern const Emulation kMoePermuteForward, kMoePermuteBackward;
-const Emulation kMoePermuteForward{forward, kForwardFaults};
-const Emulation kMoePermuteBackward{backward, kBackwardFaults};
+const Emulation kMoePermuteForward{moe_permute::forward, moe_permute::kForwardFaults};
+const Emulation kMoePermuteBackward{moe_permute::backward, moe_permute::kBackwardFaults};
 
 }  // namespace checkop

@@ -8,6 +8,7 @@
 #include "recipes.hpp"
 
 namespace checkop {
+namespace moe_route {
 namespace {
 
 using namespace emulation;
@@ -252,9 +253,10 @@ constexpr std::array kBackwardFaults{faults::kLastTileSkipped,
                                      kGradientsByExpert};
 
 }  // namespace
+}  // namespace moe_route
 
 extern const Emulation kMoeRouteForward, kMoeRouteBackward;
-const Emulation kMoeRouteForward{forward, kForwardFaults};
-const Emulation kMoeRouteBackward{backward, kBackwardFaults};
+const Emulation kMoeRouteForward{moe_route::forward, moe_route::kForwardFaults};
+const Emulation kMoeRouteBackward{moe_route::backward, moe_route::kBackwardFaults};
 
 }  // namespace checkop

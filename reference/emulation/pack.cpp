@@ -6,6 +6,7 @@
 #include "emulation/moved_rows.hpp"
 
 namespace checkop {
+namespace pack {
 namespace {
 
 using namespace emulation;
@@ -103,9 +104,10 @@ constexpr std::array kBackwardFaults{kMaskIgnoredBackward, kMaskValuesAdded, kOn
                                      kCountedPerSequence,  kRowsInPlace,     kLastRowLost,   kDroppedGetGradient};
 
 }  // namespace
+}  // namespace pack
 
 extern const Emulation kPackForward, kPackBackward;
-const Emulation kPackForward{forward, kForwardFaults};
-const Emulation kPackBackward{backward, kBackwardFaults};
+const Emulation kPackForward{pack::forward, pack::kForwardFaults};
+const Emulation kPackBackward{pack::backward, pack::kBackwardFaults};
 
 }  // namespace checkop

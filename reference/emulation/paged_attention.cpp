@@ -7,6 +7,7 @@
 #include "emulation/sequences.hpp"
 
 namespace checkop {
+namespace paged_attention {
 namespace {
 
 using namespace emulation;
@@ -164,8 +165,9 @@ constexpr std::array kForwardFaults =
            kPackedSinkForwardFaults);
 
 }  // namespace
+}  // namespace paged_attention
 
 extern const Emulation kPagedAttentionForward;
-const Emulation kPagedAttentionForward{forward, kForwardFaults};
+const Emulation kPagedAttentionForward{paged_attention::forward, paged_attention::kForwardFaults};
 
 }  // namespace checkop

@@ -3,6 +3,7 @@
 #include "emulation/policy_loss.hpp"
 
 namespace checkop {
+namespace policy_loss {
 namespace {
 
 using namespace emulation;
@@ -44,9 +45,10 @@ constexpr auto kForwardFaults =
 constexpr auto kBackwardFaults = joined(std::array{faults::kBf16Exponential}, kPolicyGradientFaults);
 
 }  // namespace
+}  // namespace policy_loss
 
 extern const Emulation kPolicyLossForward, kPolicyLossBackward;
-const Emulation kPolicyLossForward{forward, kForwardFaults};
-const Emulation kPolicyLossBackward{backward, kBackwardFaults};
+const Emulation kPolicyLossForward{policy_loss::forward, policy_loss::kForwardFaults};
+const Emulation kPolicyLossBackward{policy_loss::backward, policy_loss::kBackwardFaults};
 
 }  // namespace checkop

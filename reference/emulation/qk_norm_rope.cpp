@@ -6,6 +6,7 @@
 #include "emulation/rope.hpp"
 
 namespace checkop {
+namespace qk_norm_rope {
 namespace {
 
 using namespace emulation;
@@ -130,9 +131,10 @@ constexpr auto kForwardFaults =
 constexpr auto kBackwardFaults = joined(joined(kNormBackwardFaults, kTurns), kOwnFaults);
 
 }  // namespace
+}  // namespace qk_norm_rope
 
 extern const Emulation kQkNormRopeForward, kQkNormRopeBackward;
-const Emulation kQkNormRopeForward{forward, kForwardFaults};
-const Emulation kQkNormRopeBackward{backward, kBackwardFaults};
+const Emulation kQkNormRopeForward{qk_norm_rope::forward, qk_norm_rope::kForwardFaults};
+const Emulation kQkNormRopeBackward{qk_norm_rope::backward, qk_norm_rope::kBackwardFaults};
 
 }  // namespace checkop

@@ -10,6 +10,7 @@
 #include "emulation/quantized.hpp"
 
 namespace checkop {
+namespace quant_fp8_block {
 namespace {
 
 using namespace emulation;
@@ -215,9 +216,10 @@ constexpr std::array k2dFaults =
            kScaleFaults);
 
 }  // namespace
+}  // namespace quant_fp8_block
 
 extern const Emulation kQuantFp8BlockForward, kQuantFp8Block2dForward;
-const Emulation kQuantFp8BlockForward{forward, kFaults};
-const Emulation kQuantFp8Block2dForward{forward_2d, k2dFaults};
+const Emulation kQuantFp8BlockForward{quant_fp8_block::forward, quant_fp8_block::kFaults};
+const Emulation kQuantFp8Block2dForward{quant_fp8_block::forward_2d, quant_fp8_block::k2dFaults};
 
 }  // namespace checkop

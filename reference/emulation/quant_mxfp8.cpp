@@ -7,6 +7,7 @@
 #include "emulation/quantized.hpp"
 
 namespace checkop {
+namespace quant_mxfp8 {
 namespace {
 
 using namespace emulation;
@@ -80,8 +81,9 @@ constexpr std::array kFaults =
                                     kOverflowIsNaN, kMultipliedByScale, kBlocksOf16});
 
 }  // namespace
+}  // namespace quant_mxfp8
 
 extern const Emulation kQuantMxfp8Forward;
-const Emulation kQuantMxfp8Forward{forward, kFaults};
+const Emulation kQuantMxfp8Forward{quant_mxfp8::forward, quant_mxfp8::kFaults};
 
 }  // namespace checkop

@@ -6,6 +6,7 @@
 #include "emulation/quantized.hpp"
 
 namespace checkop {
+namespace quant_nvfp4 {
 namespace {
 
 using namespace emulation;
@@ -110,8 +111,9 @@ constexpr std::array kFaults = joined(
                              kSubnormalScaleFlushed, kScaledTo4, kZeroScaleIsOne, kZeroBlockIsNaN, kBlocksOf32});
 
 }  // namespace
+}  // namespace quant_nvfp4
 
 extern const Emulation kQuantNvfp4Forward;
-const Emulation kQuantNvfp4Forward{forward, kFaults};
+const Emulation kQuantNvfp4Forward{quant_nvfp4::forward, quant_nvfp4::kFaults};
 
 }  // namespace checkop

@@ -5,6 +5,7 @@
 #include "emulation/policy.hpp"
 
 namespace checkop {
+namespace ratio_kl {
 namespace {
 
 using namespace emulation;
@@ -17,7 +18,7 @@ constexpr FaultSpec kUpstreamsSwapped{"upstreams_swapped",
 
 void forward(const EmulationArgs& args) {
   const Arithmetic& a = args.arithmetic;
-  const PolicyInputs in(args);
+  const emulation::PolicyInputs in(args);
   const bool logarithm = a.has(kLogRatio.name), unmasked = a.has(kMaskIgnored.name);
   std::vector<double>&ratio = args.out(0), &kl = args.out(1);
   std::fill(ratio.begin(), ratio.end(), a.has(kMaskedRatioZero.name) ? 0.0 : 1.0);
@@ -35,7 +36,7 @@ void forward(const EmulationArgs& args) {
 /// c = g_ratio ratio + g_kl (1 - exp(d))
 void backward(const EmulationArgs& args) {
   const Arithmetic& a = args.arithmetic;
-  const PolicyInputs in(args);
+  const emulation::PolicyInputs in(args);
   std::vector<float> of_ratio = args.floats(5), of_kl = args.floats(6);
   if (a.has(kUpstreamsSwapped.name)) of_ratio.swap(of_kl);
   const bool dropped = a.has(kRatioTermDropped.name), unmasked = a.has(kMaskIgnored.name);
@@ -99,9 +100,10 @@ constexpr std::array kBackwardFaults{faults::kLastTileSkipped,
                                      kKlSignFlipped};
 
 }  // namespace
+}  // namespace ratio_kl
 
 extern const Emulation kRatioKlForward, kRatioKlBackward;
-const Emulation kRatioKlForward{forward, kForwardFaults};
-const Emulation kRatioKlBackward{backward, kBackwardFaults};
+const Emulation kRatioKlForward{ratio_kl::forward, ratio_kl::kForwardFaults};
+const Emulation kRatioKlBackward{ratio_kl::backward, ratio_kl::kBackwardFaults};
 
 }  // namespace checkop

@@ -5,6 +5,7 @@
 #include <array>
 
 namespace checkop {
+namespace rms_norm {
 namespace {
 
 using namespace emulation;
@@ -42,9 +43,10 @@ constexpr auto kBackwardFaults =
     joined(kNormBackwardFaults, std::array{kRowMaskIgnored, kMaskMultiplied, kMaskedDxZero});
 
 }  // namespace
+}  // namespace rms_norm
 
 extern const Emulation kRmsNormForward, kRmsNormBackward;
-const Emulation kRmsNormForward{forward, kNormForwardFaults};
-const Emulation kRmsNormBackward{backward, kBackwardFaults};
+const Emulation kRmsNormForward{rms_norm::forward, emulation::kNormForwardFaults};
+const Emulation kRmsNormBackward{rms_norm::backward, rms_norm::kBackwardFaults};
 
 }  // namespace checkop

@@ -5,6 +5,7 @@
 #include <array>
 
 namespace checkop {
+namespace rope {
 namespace {
 
 using namespace emulation;
@@ -56,9 +57,10 @@ constexpr auto kFaults =
     joined(kTurnFaults, std::array{kPositionOfHead, kPositionsOfFirst, kBatchPositionsIgnored, kRowForPosition});
 
 }  // namespace
+}  // namespace rope
 
 extern const Emulation kRopeForward, kRopeBackward;
-const Emulation kRopeForward{forward, kFaults};
-const Emulation kRopeBackward{backward, kFaults};
+const Emulation kRopeForward{rope::forward, rope::kFaults};
+const Emulation kRopeBackward{rope::backward, rope::kFaults};
 
 }  // namespace checkop

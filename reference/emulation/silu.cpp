@@ -6,6 +6,7 @@
 #include "emulation/sigmoid.hpp"
 
 namespace checkop {
+namespace silu {
 namespace {
 
 using namespace emulation;
@@ -49,9 +50,10 @@ constexpr std::array kBackwardFaults{
     kForwardForBackward,      kExponentialRatio};
 
 }  // namespace
+}  // namespace silu
 
 extern const Emulation kSiluForward, kSiluBackward;
-const Emulation kSiluForward{forward, kForwardFaults};
-const Emulation kSiluBackward{backward, kBackwardFaults};
+const Emulation kSiluForward{silu::forward, silu::kForwardFaults};
+const Emulation kSiluBackward{silu::backward, silu::kBackwardFaults};
 
 }  // namespace checkop

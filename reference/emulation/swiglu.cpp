@@ -6,6 +6,7 @@
 #include "recipes.hpp"
 
 namespace checkop {
+namespace swiglu {
 namespace {
 
 using namespace emulation;
@@ -68,9 +69,10 @@ constexpr std::array kBackwardFaults{
     kBf16Activation,          kGradientsSwapped,  kGateOverwritten, kExponentialRatio};
 
 }  // namespace
+}  // namespace swiglu
 
 extern const Emulation kSwigluForward, kSwigluBackward;
-const Emulation kSwigluForward{forward, kForwardFaults};
-const Emulation kSwigluBackward{backward, kBackwardFaults};
+const Emulation kSwigluForward{swiglu::forward, swiglu::kForwardFaults};
+const Emulation kSwigluBackward{swiglu::backward, swiglu::kBackwardFaults};
 
 }  // namespace checkop

@@ -6,6 +6,7 @@
 #include "emulation/sequences.hpp"
 
 namespace checkop {
+namespace varlen_attention {
 namespace {
 
 using namespace emulation;
@@ -168,9 +169,10 @@ constexpr std::array kBackwardFaults =
            joined(kPackedSinkBackwardFaults, std::array{kKeyRestStale, kKeyGradientsOfQueries, kSinkGradientOfRest}));
 
 }  // namespace
+}  // namespace varlen_attention
 
 extern const Emulation kVarlenAttentionForward, kVarlenAttentionBackward;
-const Emulation kVarlenAttentionForward{forward, kForwardFaults};
-const Emulation kVarlenAttentionBackward{backward, kBackwardFaults};
+const Emulation kVarlenAttentionForward{varlen_attention::forward, varlen_attention::kForwardFaults};
+const Emulation kVarlenAttentionBackward{varlen_attention::backward, varlen_attention::kBackwardFaults};
 
 }  // namespace checkop

@@ -6,6 +6,7 @@
 #include "emulation/common.hpp"
 
 namespace checkop {
+namespace whiten {
 namespace {
 
 using namespace emulation;
@@ -73,8 +74,9 @@ constexpr std::array kFaults{faults::kLastTileSkipped,
                              kRowByRow};
 
 }  // namespace
+}  // namespace whiten
 
 extern const Emulation kWhitenForward;
-const Emulation kWhitenForward{forward, kFaults};
+const Emulation kWhitenForward{whiten::forward, whiten::kFaults};
 
 }  // namespace checkop

@@ -19,14 +19,14 @@ namespace {
 double logp_at(int64_t i) { return -16 - 0.0537 * static_cast<double>(i); }
 
 std::string stored(const std::string& name, const std::function<double(int64_t)>& value) {
-  return write(name, list(tensor("logp", DType::bf16, {100}, value)));
+  return write_tensors(name, list(tensor("logp", DType::bf16, {100}, value)));
 }
 
 // Half an ulp of bf16 at -16 is 0.06: more than an absolute tolerance of 5e-2.
 TEST(RightAnswers, LogpRoundedToBf16) {
-  const std::string gold =
-      write("gold", list(tensor("logp", DType::f64, {100}, logp_at),
-                         tensor("magnitude/logp", DType::f64, {100}, [](int64_t i) { return std::abs(logp_at(i)); })));
+  const std::string gold = write_tensors(
+      "gold", list(tensor("logp", DType::f64, {100}, logp_at),
+                   tensor("magnitude/logp", DType::f64, {100}, [](int64_t i) { return std::abs(logp_at(i)); })));
   const std::string right = stored("right", logp_at);
   // The next bf16 number toward zero where rounding went away from zero: below -16 they are at least 0.125 apart.
   const std::string truncated = stored("truncated", [](int64_t i) { return logp_at(i) + 0.0624; });

@@ -14,9 +14,9 @@ namespace {
 std::string pair_of_files(const std::string& name, const std::function<void(Tensor&)>& spoil = {}) {
   Tensor y = tensor("y", DType::f32, {6, 32}, wave);
   if (spoil) spoil(y);
-  const std::string got =
-      write(name + "_got", list(std::move(y), tensor("ids", DType::i64, {4}, [](int64_t i) { return i * 3.0; })));
-  const std::string gold = write(
+  const std::string got = write_tensors(
+      name + "_got", list(std::move(y), tensor("ids", DType::i64, {4}, [](int64_t i) { return i * 3.0; })));
+  const std::string gold = write_tensors(
       name + "_gold",
       list(tensor("y", DType::f64, {6, 32}, wave), tensor("ids", DType::i64, {4}, [](int64_t i) { return i * 3.0; })));
   return "compare " + got + " " + gold + " ";
@@ -43,15 +43,17 @@ TEST(CompareCommand, NanFails) {
 }
 
 TEST(CompareCommand, IntegersAreComparedByTheirBits) {
-  const std::string got = write("ids_got", list(tensor("ids", DType::i64, {3}, [](int64_t i) { return i + 1.0; })));
-  const std::string gold = write("ids_gold", list(tensor("ids", DType::i64, {3}, [](int64_t i) { return i * 1.0; })));
+  const std::string got =
+      write_tensors("ids_got", list(tensor("ids", DType::i64, {3}, [](int64_t i) { return i + 1.0; })));
+  const std::string gold =
+      write_tensors("ids_gold", list(tensor("ids", DType::i64, {3}, [](int64_t i) { return i * 1.0; })));
   expect_exit(run_program("compare " + got + " " + gold + " " + kClass), 1, "the bits must be equal; 3 of 3");
 }
 
 TEST(CompareCommand, MissingAndMisshapenTensorsFail) {
-  const std::string got = write("few_got", list(tensor("b", DType::f32, {4, 2}, wave)));
+  const std::string got = write_tensors("few_got", list(tensor("b", DType::f32, {4, 2}, wave)));
   const std::string gold =
-      write("few_gold", list(tensor("a", DType::f64, {2}, wave), tensor("b", DType::f64, {2, 4}, wave)));
+      write_tensors("few_gold", list(tensor("a", DType::f64, {2}, wave), tensor("b", DType::f64, {2, 4}, wave)));
   const ProcessResult result = run_program("compare " + got + " " + gold + " " + kClass);
   expect_exit(result, 1, "holds no tensor 'a'");
   expect_exit(result, 1, "'b' has shape [4, 2], its gold [2, 4]");
@@ -60,9 +62,9 @@ TEST(CompareCommand, MissingAndMisshapenTensorsFail) {
 TEST(CompareCommand, IntegersAreNotComparedWithNumbersOfAnotherKind) {
   const auto ids = [](int64_t i) { return i * 1.0; };
   const std::string got =
-      write("kind_got", list(tensor("ids", DType::f32, {3}, ids), tensor("y", DType::f32, {3}, wave)));
+      write_tensors("kind_got", list(tensor("ids", DType::f32, {3}, ids), tensor("y", DType::f32, {3}, wave)));
   const std::string gold =
-      write("kind_gold", list(tensor("ids", DType::i64, {3}, ids), tensor("y", DType::f32, {3}, wave)));
+      write_tensors("kind_gold", list(tensor("ids", DType::i64, {3}, ids), tensor("y", DType::f32, {3}, wave)));
   const ProcessResult result = run_program("compare " + got + " " + gold + " " + kClass);
   expect_exit(result, 1, "'ids' is fp32, its gold int64");
   expect_exit(result, 1, "1 pass");
@@ -70,8 +72,8 @@ TEST(CompareCommand, IntegersAreNotComparedWithNumbersOfAnotherKind) {
 
 TEST(CompareCommand, TensorWithoutGoldIsNamed) {
   const std::string got =
-      write("more_got", list(tensor("a", DType::f32, {4, 2}, wave), tensor("b", DType::f32, {2}, wave)));
-  const std::string gold = write("more_gold", list(tensor("a", DType::f64, {4, 2}, wave)));
+      write_tensors("more_got", list(tensor("a", DType::f32, {4, 2}, wave), tensor("b", DType::f32, {2}, wave)));
+  const std::string gold = write_tensors("more_gold", list(tensor("a", DType::f64, {4, 2}, wave)));
   expect_exit(run_program("compare " + got + " " + gold + " " + kClass), 0, "'b' has no gold in");
 }
 
@@ -79,19 +81,19 @@ TEST(CompareCommand, BoundsNeedMagnitudes) {
   const std::string files = pair_of_files("bounds");
   expect_exit(run_program(files + "--class reduction --filter y"), 2,
               "bound_ratio needs the magnitude of every element of 'y'");
-  const std::string gold = write(
+  const std::string gold = write_tensors(
       "with_magnitude", list(tensor("y", DType::f64, {6, 32}, wave), tensor("magnitude/y", DType::f64, {6, 32}, wave)));
   const std::string got = path_of("bounds_got");
   expect_exit(run_program("compare " + got + " " + gold + " --class reduction"), 0, "1 pass");
   // A relative error of 2e-6: assert_close accepts it, bounds of a one-term sum do not, bounds of a long sum do.
   Tensor y = tensor("y", DType::f32, {6, 32}, [](int64_t i) { return wave(i) * (1 + 2e-6); });
-  const std::string far = write("far", list(std::move(y)));
+  const std::string far = write_tensors("far", list(std::move(y)));
   expect_exit(run_program("compare " + far + " " + gold + " --class reduction"), 1, "the bound");
   expect_exit(run_program("compare " + far + " " + gold + " --class reduction --terms 4096"), 0, "1 pass");
 }
 
 TEST(CompareCommand, GoldThatIsNoFinerSaysNothingAboutStoring) {
-  const std::string got = write("same_got", list(tensor("y", DType::f32, {6, 32}, wave)));
+  const std::string got = write_tensors("same_got", list(tensor("y", DType::f32, {6, 32}, wave)));
   expect_exit(
       run_program("compare " + got + " " + got + " --contract contracts/policies/two_times.json --class reduction"), 2,
       "needs a gold in a wider dtype than the output");
@@ -102,10 +104,10 @@ TEST(CompareCommand, AReferenceSetsTheScaleOfErrors) {
   const auto off_by = [](double relative) {
     return [relative](int64_t i) { return wave(i) * (1 + (i % 2 == 0 ? relative : -relative)); };
   };
-  const std::string got = write("of_reference_got", list(tensor("y", DType::f32, {6, 32}, off_by(3e-6))));
+  const std::string got = write_tensors("of_reference_got", list(tensor("y", DType::f32, {6, 32}, off_by(3e-6))));
   const auto gold = [&](const char* name, double relative) {
-    return write(name, list(tensor("y", DType::f64, {6, 32}, wave),
-                            tensor("reference/y", DType::f32, {6, 32}, off_by(relative))));
+    return write_tensors(name, list(tensor("y", DType::f64, {6, 32}, wave),
+                                    tensor("reference/y", DType::f32, {6, 32}, off_by(relative))));
   };
   expect_exit(run_program("compare " + got + " " + gold("of_reference_near", 2e-6) + policy), 0, "1 pass");
   expect_exit(run_program("compare " + got + " " + gold("of_reference_far", 1e-6) + policy), 1,
@@ -113,7 +115,7 @@ TEST(CompareCommand, AReferenceSetsTheScaleOfErrors) {
   // A reference that errs as much as zeros do proves nothing.
   expect_exit(run_program("compare " + got + " " + gold("of_reference_wild", 1) + policy), 1, "vacuous");
   expect_exit(run_program("compare " + got + " " +
-                          write("of_no_reference", list(tensor("y", DType::f64, {6, 32}, wave))) + policy),
+                          write_tensors("of_no_reference", list(tensor("y", DType::f64, {6, 32}, wave))) + policy),
               2, "add a tensor 'reference/y' to it");
   expect_exit(run_program("--op silu --device cpu --candidate native --contract contracts/policies/vs_reference.json"),
               2, "vs_reference needs a reference beside the gold of 'y', and silu has none");
@@ -141,7 +143,7 @@ TEST(CompareCommand, ReportIsJson) {
 }
 
 TEST(CompareCommand, OnlyGradientsOfKnownInputsAreCalledSo) {
-  const std::string file = write("named", list(tensor("decoder.weight", DType::f32, {3, 2}, wave)));
+  const std::string file = write_tensors("named", list(tensor("decoder.weight", DType::f32, {3, 2}, wave)));
   const ProcessResult result = run_program("compare " + file + " " + file + " --pass backward --json " + kClass);
   ASSERT_EQ(result.code, 0) << result.text;
   EXPECT_EQ(nlohmann::json::parse(result.text).at("candidates")[0].at("cases")[0].at("outputs")[0].at("message"), "");

@@ -26,7 +26,7 @@ inline Tensor tensor(const std::string& name, DType dtype, const Shape& shape,
 /// Irregular nonzero values that fp32 does not hold exactly.
 inline double wave(int64_t i) { return 1.5 + std::sin(static_cast<double>(i) * 1.7) + 1e-9; }
 
-inline std::string write(const std::string& name, std::vector<Tensor> tensors) {
+inline std::string write_tensors(const std::string& name, std::vector<Tensor> tensors) {
   write_safetensors(path_of(name), tensors);
   return path_of(name);
 }

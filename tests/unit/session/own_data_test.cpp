@@ -41,9 +41,9 @@ TEST(OwnOperator, HasTheTensorsOfItsFiles) {
 TEST(OwnGold, GivesEveryElementOnceWithItsCompanions) {
   const int64_t rows = 300, columns = 177;
   const auto value = [](int64_t i) { return i % 2 == 0 ? wave(i) : -wave(i); };
-  const std::string file = write("gold", list(tensor("y", DType::f64, {rows, columns}, value),
-                                              tensor("magnitude/y", DType::f32, {rows, columns},
-                                                     [](int64_t i) { return static_cast<double>(i % 7); })));
+  const std::string file = write_tensors("gold", list(tensor("y", DType::f64, {rows, columns}, value),
+                                                      tensor("magnitude/y", DType::f32, {rows, columns},
+                                                             [](int64_t i) { return static_cast<double>(i % 7); })));
   const SafetensorsReader reader(file);
   const OwnOperator own("mine", "forward", Numerics::reduction, 1, {}, {{"y", DType::f32, {rows, columns}}});
   std::vector<int> seen(static_cast<size_t>(rows * columns));
@@ -63,7 +63,7 @@ TEST(OwnGold, GivesEveryElementOnceWithItsCompanions) {
 }
 
 TEST(OwnGold, HasNoRowsUnderRecipesSoThatNothingPassesByOne) {
-  const std::string file = write("gold_without_recipes", list(tensor("y", DType::f64, {3, 4}, wave)));
+  const std::string file = write_tensors("gold_without_recipes", list(tensor("y", DType::f64, {3, 4}, wave)));
   const SafetensorsReader reader(file);
   const OwnOperator own("mine", "forward", Numerics::reduction, 1, {}, {{"y", DType::bf16, {3, 4}}});
   const OwnGold gold(reader, own.as_case());
@@ -77,8 +77,8 @@ TEST(OwnGold, HasNoRowsUnderRecipesSoThatNothingPassesByOne) {
 
 TEST(OwnGold, CompanionsAreKnownByTheTensorTheyBelongTo) {
   const std::string file =
-      write("companions", list(tensor("y", DType::f64, {2}, wave), tensor("magnitude/y", DType::f64, {2}, wave),
-                               tensor("rounding/z", DType::f64, {2}, wave)));
+      write_tensors("companions", list(tensor("y", DType::f64, {2}, wave), tensor("magnitude/y", DType::f64, {2}, wave),
+                                       tensor("rounding/z", DType::f64, {2}, wave)));
   const SafetensorsReader reader(file);
   EXPECT_TRUE(OwnGold::is_companion(reader, "magnitude/y"));
   EXPECT_FALSE(OwnGold::is_companion(reader, "rounding/z"));
@@ -86,7 +86,7 @@ TEST(OwnGold, CompanionsAreKnownByTheTensorTheyBelongTo) {
 }
 
 TEST(OwnGold, TensorsThatDoNotFitAreRefused) {
-  const std::string file = write(
+  const std::string file = write_tensors(
       "unfit", list(tensor("y", DType::f64, {2, 3}, wave), tensor("n", DType::i32, {2}, [](int64_t) { return 1; }),
                     tensor("big", DType::i64, {1}, [](int64_t) { return 0x1p53; }), tensor("m", DType::f32, {4}, wave),
                     tensor("magnitude/m", DType::f32, {3}, wave), tensor("free", DType::f32, {2}, wave),
@@ -111,7 +111,7 @@ constexpr char kMatmul[] =
     "--op matmul --dtype fp32 --device cpu --batch 1 --seq 2 --k-dim 3 --n-dim 4 --candidate native ";
 
 TEST(OwnInputs, ReplaceGeneratedOnes) {
-  const std::string file = write("captured", list(tensor("layer.7.a", DType::f32, {2, 3, 2}, wave)));
+  const std::string file = write_tensors("captured", list(tensor("layer.7.a", DType::f32, {2, 3, 2}, wave)));
   const Case c = matmul_case();
   const OwnInputs given({"a=" + file + ":layer.7.a"}, "");
   given.require_fit({&c});
@@ -123,7 +123,7 @@ TEST(OwnInputs, ReplaceGeneratedOnes) {
 
 TEST(OwnInputs, TensorsThatDoNotFitTheCaseAreRefused) {
   const std::string file =
-      write("misfit", list(tensor("a", DType::f32, {2, 3}, wave), tensor("h", DType::f16, {2, 3, 2}, wave)));
+      write_tensors("misfit", list(tensor("a", DType::f32, {2, 3}, wave), tensor("h", DType::f16, {2, 3, 2}, wave)));
   const Case c = matmul_case();
   const auto error = [&](const std::string& setting) {
     return error_of([&] { OwnInputs({setting}, "").require_fit({&c}); });
@@ -144,7 +144,7 @@ TEST(OwnInputs, IdsMustSelectSomething) {
   const Case c = linear_logp_case("forward", false);
   const auto replaced = [&](double id) {
     const std::string file =
-        write("ids", list(tensor("t", DType::i64, {1, 6}, [&](int64_t i) { return i == 4 ? id : 0; })));
+        write_tensors("ids", list(tensor("t", DType::i64, {1, 6}, [&](int64_t i) { return i == 4 ? id : 0; })));
     return error_of([&] { OwnInputs({"target_ids=" + file + ":t"}, "").make(c, 1); });
   };
   EXPECT_EQ(replaced(4), "no error");
@@ -158,8 +158,8 @@ TEST(OwnInputs, ProofsLookAtThem) {
       "--op matmul --dtype fp32 --device cpu --batch 1 --seq 40 --k-dim 64 --n-dim 16 --candidate native "
       "--check invariance ";
   const auto data = [](const std::string& name, const std::function<double(int64_t)>& value) {
-    const std::string file =
-        write(name, list(tensor("a", DType::f32, {1, 40, 64}, value), tensor("b", DType::f32, {64, 16}, value)));
+    const std::string file = write_tensors(
+        name, list(tensor("a", DType::f32, {1, 40, 64}, value), tensor("b", DType::f32, {64, 16}, value)));
     return "--input a=" + file + ":a --input b=" + file + ":b ";
   };
   // No order of summation changes a sum of integers; generated data would reveal one.
@@ -172,7 +172,7 @@ TEST(OwnInputs, ProofsLookAtThem) {
 
 TEST(OwnInputs, ReportSaysWhereTheyComeFrom) {
   const std::string file =
-      write("origin", list(tensor("t", DType::f32, {1, 2, 3}, wave), tensor("g", DType::f32, {1, 2, 4}, wave)));
+      write_tensors("origin", list(tensor("t", DType::f32, {1, 2, 3}, wave), tensor("g", DType::f32, {1, 2, 4}, wave)));
   const std::string flags = kMatmul + ("--pass all --input a=" + file + ":t --input grad_c=" + file + ":g ");
   expect_exit(run_program(flags), 0, "seed=123 a=" + file + ":t  headroom");
   const ProcessResult result = run_program(flags + "--json");
@@ -192,7 +192,7 @@ TEST(OwnInputs, ReportSaysWhereTheyComeFrom) {
 }
 
 TEST(OwnInputs, RunJudgesByThem) {
-  const std::string file = write("run", list(tensor("a", DType::f32, {1, 2, 3}, wave)));
+  const std::string file = write_tensors("run", list(tensor("a", DType::f32, {1, 2, 3}, wave)));
   const std::string flag = "--input a=" + file + ":a ";
   const ProcessResult plain = run_program(kMatmul + std::string("--json")),
                       given = run_program(kMatmul + flag + "--json");
@@ -208,9 +208,9 @@ TEST(OwnInputs, RunJudgesByThem) {
 /// What they leave out, and nothing else, is planted with payloads that must not be read.
 TEST(OwnInputs, MasksAndIdsLeaveOutOfTheOtherInputs) {
   const auto keeps = [](int64_t i) { return i % 3 == 0 ? 0.0 : 1.0; };
-  const std::string file =
-      write("masks", list(tensor("keys", DType::u8, {2, 11}, keeps), tensor("rows", DType::u8, {8, 6}, keeps),
-                          tensor("ids", DType::i64, {1, 24}, [](int64_t i) { return static_cast<double>(i % 7); })));
+  const std::string file = write_tensors(
+      "masks", list(tensor("keys", DType::u8, {2, 11}, keeps), tensor("rows", DType::u8, {8, 6}, keeps),
+                    tensor("ids", DType::i64, {1, 24}, [](int64_t i) { return static_cast<double>(i % 7); })));
   for (const std::string& flags :
        {"--op attention --batch 2 --q-heads 2 --kv-heads 1 --q-seq 11 --kv-seq 11 --head-dim 16 --with "
         "key_padding_mask "
@@ -225,10 +225,10 @@ TEST(OwnInputs, MasksAndIdsLeaveOutOfTheOtherInputs) {
 
 /// The results of tests/plugins/exec/own.py: y = 2 a.
 std::string own_files(double factor) {
-  const std::string inputs = write("own_inputs", list(tensor("a", DType::f32, {5, 7}, wave)));
-  const std::string gold = write("own_gold", list(tensor("y", DType::f64, {5, 7}, [&](int64_t i) {
-                                   return factor * static_cast<double>(static_cast<float>(wave(i)));
-                                 })));
+  const std::string inputs = write_tensors("own_inputs", list(tensor("a", DType::f32, {5, 7}, wave)));
+  const std::string gold = write_tensors("own_gold", list(tensor("y", DType::f64, {5, 7}, [&](int64_t i) {
+                                           return factor * static_cast<double>(static_cast<float>(wave(i)));
+                                         })));
   return "--op doubling --inputs " + inputs + " --gold " + gold + " ";
 }
 
@@ -292,11 +292,11 @@ TEST(OwnGold, JudgesAnOperatorThatIsKnown) {
     size.set(i, 10);
   }
   inputs.push_back(tensor("bais", DType::f32, {4}, wave));
-  const std::string file = write("matmul_inputs", std::move(inputs));
+  const std::string file = write_tensors("matmul_inputs", std::move(inputs));
   Tensor again("magnitude/c", DType::f64, {1, 2, 4});
   for (int64_t i = 0; i < 8; ++i) again.set(i, 10);
-  const std::string right = write("matmul_gold", list(std::move(gold), std::move(size)));
-  const std::string off = write("matmul_wrong", list(std::move(wrong), std::move(again)));
+  const std::string right = write_tensors("matmul_gold", list(std::move(gold), std::move(size)));
+  const std::string off = write_tensors("matmul_wrong", list(std::move(wrong), std::move(again)));
   const std::string flags = "--op matmul --device cpu --candidate native --inputs " + file + " ";
   const ProcessResult plain = run_program(flags);
   expect_exit(plain, 0, "matmul/forward  native  fp32  batch=1 seq=2 k_dim=2 n_dim=4 a=" + file + ":a");
