@@ -18,7 +18,8 @@ from typing import NamedTuple
 LAYERS_FILE = "scripts/cmake/Layers.cmake"
 LAYERS_LINE = re.compile(r"^set\(CHECK_OPERATOR_LAYERS ([a-z_ ]+)\)$", re.M)
 # The gold may use the definition of an operator and the error type for wrong inputs, nothing else of src/.
-REFERENCE_MAY_INCLUDE = {"operator/operator.hpp", "operator/emulation.hpp", "operator/model.hpp", "base/error.hpp", "cblas.h"}
+REFERENCE_MAY_INCLUDE = {"operator/operator.hpp", "operator/emulation.hpp", "operator/model.hpp", "base/error.hpp",
+                         "base/vector_clones.hpp", "cblas.h"}
 
 TOP_FOLDERS = (".ci", "cases", "contracts", "docs", "kernels", "reference", "scripts", "src", "tests")
 CODE = (".c", ".cpp", ".cu", ".cuh", ".h", ".hpp")
