@@ -17,7 +17,7 @@ from typing import NamedTuple
 # The build's own list of the folders of src/, in layering order.
 LAYERS_FILE = "scripts/cmake/Layers.cmake"
 LAYERS_LINE = re.compile(r"^set\(CHECK_OPERATOR_LAYERS ([a-z_ ]+)\)$", re.M)
-# The gold may use the definition of an operator and the error type for wrong inputs, nothing else of src/.
+# The gold may use the definition of an operator, the error type for wrong inputs and a macro for loops, nothing else of src/.
 REFERENCE_MAY_INCLUDE = {"operator/operator.hpp", "operator/emulation.hpp", "operator/model.hpp", "base/error.hpp",
                          "base/vector_clones.hpp", "cblas.h"}
 
