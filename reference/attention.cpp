@@ -76,7 +76,8 @@ constexpr std::string_view kEager = "eager attention of Hugging Face: matmul, so
 constexpr size_t kCausal = 0, kScale = 1, kWindowLeft = 2, kWindowRight = 3, kSoftcapOfScores = 4;
 
 constexpr int64_t kRowsOfATask = 16;
-constexpr int64_t kTasksOfAHead = 16;  // of the queries of a head, where a single head is computed
+constexpr int64_t kTasksOfAHead = 16;  // of the queries of a head, where few heads or long ones are computed
+constexpr int64_t kLongHead = 1024;    // from so many queries on, a key head is too much for one thread
 constexpr double kScaleRounding = 3;   // 1/sqrt(head_dim) rounds twice, the product with it once
 
 /// Indices of a pass's inputs, for keys stored in `parts` parts. With several parts, as in kv_cache_attention, the
@@ -147,8 +148,8 @@ CHECKOP_VECTOR_CLONES void sum_products(const double* x, const double* y, int64_
   std::memcpy(sums, &sum, sizeof sum), std::memcpy(sizes, &size, sizeof size);
 }
 
-// The arrays below begin at equal offsets in their pages, so a loop over two of them would wait at each load for the
-// store before it. Hence a loop for each.
+// Large arrays begin at equal offsets in their pages, so a loop over two of them would wait at each load for the store
+// before it. Hence a loop for each.
 
 /// value += a*x, magnitude += b*|x|, rounding += c*|x|.
 CHECKOP_VECTOR_CLONES void add_terms(const double* __restrict x, int64_t n, double a, double b, double c,
@@ -202,8 +203,6 @@ struct Block {
         sizes(squares.size()),
         by_o(saved ? at(n) : 0),
         by_lse(by_o.size()),
-        spread(recipes || saved ? at(n) : 0),
-        deviation(spread.size()),
         first_(first) {}
 
   /// [first, first + n) += factor*x. The errors of `factor` are `factor_magnitude` and `factor_rounding`.
@@ -239,6 +238,7 @@ struct Block {
   /// Turns roundings and moves into their spread, once they are all there.
   /// `equal`: all probabilities of a query are equal.
   void finish(const GoldArgs& args, int output, bool equal) {
+    spread.resize(std::max(squares.size(), by_o.size())), deviation.resize(spread.size());
     for (size_t i = 0; i < spread.size(); ++i) {
       const Spread all = squares.empty() ? Spread{} : args.recipes.of_terms(output, squares[i], sizes[i], equal);
       const double moved = by_o.empty() ? 0 : std::abs(by_o[i]) + std::abs(by_lse[i]);
@@ -274,9 +274,9 @@ struct QueryRow {
   std::vector<int64_t> keys;
   std::vector<double> score, capped, size, of_cap, p, growth, rounding;
   std::vector<GoldElement> slope;
-  double lse = 0, lse_magnitude = 0,
-         lse_rounding = 0;  ///< log-sum-exp of the capped scores and the sink; -inf without any
-  double sink = -INFINITY;  ///< -inf: none
+  /// Log-sum-exp of the capped scores and the sink; -inf without any.
+  double lse = 0, lse_magnitude = 0, lse_rounding = 0;
+  double sink = -INFINITY;                                ///< -inf: none
   double sink_p = 0, sink_growth = 0, sink_rounding = 0;  ///< of the sink's probability
   bool has_rounded_scores = false;                        ///< by scores_in_16_bit; see ScoreErrors
 
@@ -869,7 +869,7 @@ class QueryGradient {
 };
 
 /// Adds the contributions of queries [begin, end) of `head`. Some queries at a time take a key, so that its gradients
-/// stay in the cache; a key takes its queries, and a query its keys, in ascending order.
+/// stay in the cache; a key takes these queries, and a query its keys, in ascending order.
 void differentiate(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s, const Upstream& up, int64_t head,
                    int64_t begin, int64_t end, Block& dq, Block& dk, Block& dv, Block& dsinks) {
   constexpr int64_t kAtOnce = 8;
@@ -934,7 +934,8 @@ void attention_backward(const GoldArgs& args, int parts) {
       }
     };
     const RowSet &of_keys = args.rows(inputs.k(0)), &of_queries = args.rows(0);
-    if (of_keys.all || has(args, inputs.sinks())) {  // a sink's gradient needs all queries
+    const bool one_thread_each = s.q_seq < kLongHead || s.kv_heads >= kTasksOfAHead;
+    if ((of_keys.all && one_thread_each) || has(args, inputs.sinks())) {  // a sink's gradient needs all queries
       args.parallel_for(s.kv_heads, [&](int64_t kv_head) {
         differentiate_group(kv_head, [&](int64_t head) { differentiate_queries(head, 0, s.q_seq, dk, dv, dsinks); });
       });
@@ -948,15 +949,18 @@ void attention_backward(const GoldArgs& args, int parts) {
           continue;
         }
         differentiate_group(kv_head, [&](int64_t head) {
-          const int64_t each = (s.q_seq + kTasksOfAHead - 1) / kTasksOfAHead;
+          constexpr int64_t kSlices = 2 * kTasksOfAHead;
+          const int64_t each = (s.q_seq + kSlices - 1) / kSlices;
           std::vector<std::pair<Block, Block>> parts_of_head(at(kTasksOfAHead), {Block(0), Block(0)});
           args.parallel_for(kTasksOfAHead, [&](int64_t task) {
             auto& [to_dk, to_dv] = parts_of_head[at(task)];
             to_dk = Block(of_key_head, rounds, has_saved, kv_head * of_key_head);
             to_dv = Block(of_value_head, rounds, has_saved, kv_head * of_value_head);
             Block no_sinks(0);
-            differentiate_queries(head, std::min(s.q_seq, task * each), std::min(s.q_seq, (task + 1) * each), to_dk,
-                                  to_dv, no_sinks);
+            for (const int64_t slice : {task, kSlices - 1 - task}) {  // late queries see more keys where causal
+              differentiate_queries(head, std::min(s.q_seq, slice * each), std::min(s.q_seq, (slice + 1) * each), to_dk,
+                                    to_dv, no_sinks);
+            }
           });
           for (const auto& [of_dk, of_dv] : parts_of_head) dk.add(of_dk), dv.add(of_dv);
         });

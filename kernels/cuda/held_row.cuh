@@ -14,7 +14,8 @@ namespace checkop::kernels {
 
 constexpr int kHeldThreads = 256;
 constexpr int kMostParts = 8;             // blocks of a cluster that every GPU can launch
-constexpr int64_t kPartBytes = 43 << 10;  // five blocks on an SM
+constexpr int64_t kPartBytes = 43 << 10;  // five blocks fit on an SM, unless eight parts must be larger
+constexpr int kMostSteps = 16;            // in which a block takes its part, of kGroups groups for each thread
 
 /// How a row is divided.
 struct Parts {
@@ -36,6 +37,7 @@ cudaError_t find_parts(Kernel* kernel, int64_t vocab, Parts& parts) {
   const int64_t each = round_up(ceil_div(groups, std::max<int64_t>(count, 1)), kLine);
   parts = {};
   if (!holds || count < 2 || each * int64_t{sizeof(uint4)} > most_bytes) return cudaSuccess;
+  if (each > int64_t{kMostSteps} * kGroups * kHeldThreads) return cudaSuccess;
   parts = {each, static_cast<int>(count)};
   return cudaSuccess;
 }
@@ -132,7 +134,6 @@ class HeldRow {
 
  private:
   static constexpr int kWarps = kHeldThreads / kWarp;
-  static constexpr int kMostSteps = 16;  // 256 KiB
 
   /// Merges the partial sums of all threads of the cluster. Every warp sends its own to every block, which waits for
   /// those of all warps: no barrier of threads, and no fence, which would wait for the block's stores. A block ends

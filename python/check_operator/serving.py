@@ -741,8 +741,8 @@ def adapted(function, names):
 
 
 def by_name(result, names, optional=()):
-    """{name: output}; a dict is taken as it is. As many results as names that are not `optional` are the outputs of those.
-    Throws BadResult for another number of results."""
+    """{name: output}; a dict is taken as it is. Results may lack the last names if all of those are `optional`. Throws BadResult
+    for another number of results."""
     wanted = ", ".join(f"'{name}'" for name in names)
     if result is None:
         raise BadResult(f"the function returned None; return {wanted}")
@@ -750,7 +750,7 @@ def by_name(result, names, optional=()):
         return result
     results = list(result) if isinstance(result, (tuple, list)) else [result]
     required = [name for name in names if name not in optional]
-    if len(results) == len(required):
+    if len(results) == len(required) and names[:len(required)] == required:
         return dict(zip(required, results))
     if len(results) != len(names):
         raise BadResult(f"the function returned {len(results)} output{'' if len(results) == 1 else 's'}, expected "
@@ -772,7 +772,7 @@ def chosen(outputs, names, optional=()):
 
 
 def require_all(outputs, names):
-    """Raises Unsupported where chosen() left optional outputs out: the function has none, and is right without them."""
+    """Raises Unsupported where chosen() left optional outputs out, which the function does not have."""
     if missing := [name for name in names if name not in outputs]:
         raise Unsupported(f"the function returns {', '.join(outputs)} alone; this case asks for {', '.join(missing)} too")
 

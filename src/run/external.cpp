@@ -198,19 +198,28 @@ json names_of_forward_outputs(const Operator& op, const Pass& pass, const checko
   return names;
 }
 
+/// Whether an output is optional for a kernel, which may be right without it. What belongs to an input, as a gradient
+/// does, is not: a kernel that takes the input computes it.
+bool may_lack(const Pass& pass, const TensorSpec& spec) {
+  return spec.optional && std::none_of(pass.inputs.begin(), pass.inputs.end(), [&](const TensorSpec& input) {
+           return spec.follows == input.name || spec.name == fmt::format("d{}", input.name);
+         });
+}
+
 /// The optional ones of the outputs that a request names: those that it asks for, and `forward_outputs`.
 json names_of_optional_outputs(const Operator& op, const Pass& pass, const checkop_call& call,
                                const json& forward_outputs) {
   json names = json::array();
   for (int32_t i = 0; i < call.n_outputs; ++i) {
     const TensorSpec& spec = pass.outputs[static_cast<size_t>(i)].tensor;
-    if (spec.optional && call.outputs[i].data != nullptr) names.push_back(spec.name);
+    if (call.outputs[i].data != nullptr && may_lack(pass, spec)) names.push_back(spec.name);
   }
-  if (&pass == &op.passes.front()) return names;
-  for (const OutputSpec& output : op.passes.front().outputs) {
-    const TensorSpec& spec = output.tensor;
-    if (spec.optional && std::find(forward_outputs.begin(), forward_outputs.end(), spec.name) != forward_outputs.end())
-      names.push_back(spec.name);
+  const Pass& forward = op.passes.front();
+  if (&pass == &forward) return names;
+  for (const OutputSpec& output : forward.outputs) {
+    const bool is_named =
+        std::find(forward_outputs.begin(), forward_outputs.end(), output.tensor.name) != forward_outputs.end();
+    if (is_named && may_lack(forward, output.tensor)) names.push_back(output.tensor.name);
   }
   return names;
 }

@@ -150,7 +150,6 @@ class Calls(unittest.TestCase):
                              ({"o": 5, "kl": 7}, {"o": 5, "kl": 7}), ((5, 6, 7), {"o": 5, "lse": 6, "kl": 7})):
             names = ["o", "lse", "kl"]
             self.assertEqual(helper.chosen(helper.by_name(result, names, optional), names, optional), kept)
-        self.assertEqual(helper.by_name((5, 6), ["o", "lse", "m"], optional), {"o": 5, "m": 6})
         helper.require_all({"o": 5, "lse": 6}, ["o", "lse"])
         with self.assertRaisesRegex(helper.Unsupported, "^the function returns o, m alone; this case asks for lse, kl too$"):
             helper.require_all({"o": 5, "m": 6}, ["o", "lse", "kl", "m"])
@@ -159,6 +158,8 @@ class Calls(unittest.TestCase):
         names, optional = ["o", "lse", "kl"], ["lse", "kl"]
         with self.assertRaisesRegex(helper.BadResult, "returned 2 outputs, expected 3: 'o', 'lse', 'kl'"):
             helper.by_name((5, 6), names, optional)  # nobody knows which
+        with self.assertRaisesRegex(helper.BadResult, "returned 2 outputs, expected 3: 'o', 'lse', 'm'"):
+            helper.by_name((5, 6), ["o", "lse", "m"], optional)  # m may be missing, which is required
         for result, sentence in (({"o": 5, "LSE": 6}, "returned no 'lse', only 'o', 'LSE'"), ({}, "no 'o', only an empty dict"),
                                  ({"lse": 6, "kl": 7}, "returned no 'o', only 'lse', 'kl'"), ((None, 6, 7), "None for 'o'")):
             with self.assertRaisesRegex(helper.BadResult, sentence):

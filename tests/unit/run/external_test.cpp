@@ -325,9 +325,13 @@ TEST(External, RequestNamesTheOptionalOutputs) {
   EXPECT_EQ(of_attention("forward", {}), "wanted: o; forward: o; optional: ");
   EXPECT_EQ(of_attention("forward", {"lse", "sinks"}), "wanted: o lse; forward: o lse; optional: lse");
   EXPECT_EQ(of_attention("backward", {}), "wanted: dq dk dv; forward: o; optional: ");
-  EXPECT_EQ(of_attention("backward", {"sinks"}), "wanted: dq dk dv dsinks; forward: o; optional: dsinks");
-  EXPECT_EQ(of_attention("backward", {"lse", "sinks"}),
-            "wanted: dq dk dv dsinks; forward: o lse; optional: dsinks lse");
+  EXPECT_EQ(of_attention("backward", {"sinks"}), "wanted: dq dk dv dsinks; forward: o; optional: ");
+  EXPECT_EQ(of_attention("backward", {"lse", "sinks"}), "wanted: dq dk dv dsinks; forward: o lse; optional: lse");
+}
+
+TEST(External, WhatBelongsToAnInputIsNotOptional) {
+  EXPECT_EQ(outputs_in_request("policy_loss", "forward", {{"batch", 2}, {"seq", 3}}, {"ref_logps"}),
+            "wanted: loss policy_loss kl clip_fraction; forward: loss policy_loss kl clip_fraction; optional: ");
 }
 
 TEST(External, OptionalOutputsFollowWhatTheyBelongTo) {
