@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared by the CUDA candidates of logp, ratio_kl and grpo_loss: the log-sum-exp of a row of logits in one pass, and
-// the row's gradient in a second pass. One block per row.
+// Shared by the CUDA candidates of operators on rows of logits: the log-sum-exp of a row in one pass, and the row's
+// gradient in a second pass. One block per row.
 //
 // A row's bits depend only on its own values. The column and the vocabulary determine which thread takes a column, and
 // in what order; the number of rows and the row's address determine only how wide the loads are.

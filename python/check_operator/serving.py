@@ -65,7 +65,8 @@ is answered, after the file with the wanted tensors has been written, by
   {"id": 1, "status": "ok"}     or "unsupported" or "failed"; "message": "why" is optional.
 Both files are safetensors. Attributes that are not finite are strings; "changed_attrs" are those with other values than their
 defaults. "forward_outputs" are the outputs of the forward pass in such a case. "optional_outputs" names those of the outputs in
-the request that only some cases have: a kernel without one answers "unsupported". The process exits at the end of its input.
+the request that only some cases have and that belong to no input: a kernel without one answers "unsupported". The process exits
+at the end of its input.
 Protocol 2, in which tensors lie in shared memory, is described in docs/python.md.
 """
 import argparse
