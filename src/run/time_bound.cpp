@@ -12,10 +12,9 @@ namespace checkop {
 TimeBound time_bound_of(const SeenPasses& passes) {
   constexpr double kTolerance = 0.1;  // launches back to back run at slightly lower clocks of the GPU and its memory
   const auto launches = static_cast<double>(passes.launches);
-  const double around = quantile(passes.empty_ms, 0.5);
   const double noise = quantile(passes.empty_ms, 0.8) - quantile(passes.empty_ms, 0.2);
-  // The least: a machine that is busy with something else only adds to a time.
-  const double seen = *std::min_element(passes.own_ms.begin(), passes.own_ms.end()) - around;
+  // The least of both: a machine that is busy with something else only adds to a time.
+  const double seen = std::ranges::min(passes.own_ms) - std::ranges::min(passes.empty_ms);
   return {(1 - kTolerance) * (seen - kAroundMs - noise) / launches - passes.written_ms, seen / launches};
 }
 
