@@ -250,8 +250,8 @@ void emit_linear_gradients(const GoldArgs& args, const LinearInputs& in, const L
   if (rows.all && columns.all) {
     emit(kAll, kAll, true, true);
   } else {
-    emit(rows, kAll, true, false);
-    emit(kAll, columns, false, true);
+    if (rows.count(std::ssize(in.used)) > 0) emit(rows, kAll, true, false);
+    if (columns.count(in.weight.shape[0]) > 0) emit(kAll, columns, false, true);
   }
 }
 

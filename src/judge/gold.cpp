@@ -102,7 +102,8 @@ class Judge {
         emulated_(emulated),
         sets_(rows.empty() ? std::vector<RowSet>(outputs.size()) : rows),
         gates_(outputs.size()),
-        terms_(outputs.size()) {
+        terms_(outputs.size()),
+        telling_rows_(outputs.size()) {
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (outputs[i].name.empty()) continue;
       const OutputSpec& spec = c.pass->outputs[i];
@@ -119,10 +120,9 @@ class Judge {
   std::vector<Comparison> judged(GoldTimes* times, RecipeSearch search) {
     std::vector<std::optional<OutputComparison>> compared;
     std::vector<Comparison> results = once(outputs_, {}, times, &compared);
-    for (const Comparison& result : results)
-      plain_worst_.push_back(result.worst ? std::optional(result.worst->index) : std::nullopt);
     for (size_t i = 0; i < results.size(); ++i) {
       if (outputs_[i].name.empty() || results[i].passed()) continue;
+      note_telling_row(i, results[i]);
       search == RecipeSearch::every_set ? find_every_set(i, results[i]) : try_recipes(i, results[i]);
     }
     for (size_t i = 0; i < results.size(); ++i) {
@@ -278,31 +278,52 @@ class Judge {
     for (const Recipe* recipe : known) {
       if (is_part_of({recipe->name}, recipe->changes_gold() ? set : allowed)) widest.push_back(recipe->name);
     }
-    return passes_in_worst_row(i, widest) && judged_by(widest)[i].out_of_bound == 0 && judged_by(set)[i].passed();
+    if (!passes_in_telling_rows(i, widest) || !passes_in_telling_rows(i, set)) return false;
+    const Comparison& of_widest = judged_by(widest)[i];
+    note_telling_row(i, of_widest);
+    if (of_widest.out_of_bound > 0) return false;
+    const Comparison& of_set = judged_by(set)[i];
+    note_telling_row(i, of_set);
+    return of_set.passed();
   }
 
-  /// Whether the row of output i's worst element is within its bounds under `set`. If it is not, the much slower gold
-  /// of all rows is not needed. True if the gold can't compute single rows.
-  bool passes_in_worst_row(size_t i, const Names& set) {
+  /// The row of the worst element is likely to fail under other sets, too.
+  void note_telling_row(size_t i, const Comparison& result) {
+    if (!c_.pass->outputs[i].sampled || result.out_of_bound == 0 || !result.worst) return;
+    const MatrixView view = judged_view(*c_.op, c_.pass->outputs[i].tensor, outputs_[i].shape);
+    const int64_t row = result.worst->index / view.columns;
+    if (std::ranges::count(telling_rows_[i], row) == 0) telling_rows_[i].push_back(row);
+  }
+
+  /// Whether output i is within its bounds under `set` in the rows in which other sets failed. If it is not, the much
+  /// slower gold of all rows is not needed. True if the gold can't compute single rows.
+  bool passes_in_telling_rows(size_t i, const Names& set) {
+    const std::vector<int64_t>& rows = telling_rows_[i];
+    auto& [passes, tried] = in_telling_rows_[{i, set}];
+    if (stored_ || !passes || tried == rows.size()) return passes;
+    RowSet chosen{false, {rows.begin() + static_cast<std::ptrdiff_t>(tried), rows.end()}};
+    std::ranges::sort(chosen.chosen);
+    tried = rows.size();
+    return passes = passes_in_rows(i, set, chosen);
+  }
+
+  /// Whether these rows of output i, which the gold can compute alone, are within their bounds under `set`.
+  bool passes_in_rows(size_t i, const Names& set, const RowSet& chosen) const {
     const OutputSpec& output = c_.pass->outputs[i];
-    if (stored_ || !output.sampled || !plain_worst_[i]) return true;
-    const auto found = in_worst_row_.find({i, set});
-    if (found != in_worst_row_.end()) return found->second;
-    const MatrixView view = judged_view(*c_.op, output.tensor, outputs_[i].shape);
     std::vector<RowSet> rows(outputs_.size());
     for (size_t k = 0; k < rows.size(); ++k) {
       const OutputSpec& spec = c_.pass->outputs[k];
-      if (!spec.sampled || outputs_[k].name.empty() || outputs_[k].count() == 0) continue;
-      const bool same = row_group(c_, spec.tensor) == row_group(c_, output.tensor);
-      rows[k] = {false, {same ? *plain_worst_[i] / view.columns : 0}};
+      if (!spec.sampled) continue;
+      rows[k] = row_group(c_, spec.tensor) == row_group(c_, output.tensor) ? chosen : RowSet{false, {}};
     }
-    OutputComparison comparison(outputs_[i].dtype, outputs_[i].bytes.data(), view, gates_under(i, set), terms_[i],
-                                rows[i], token_quantity(output));
+    OutputComparison comparison(outputs_[i].dtype, outputs_[i].bytes.data(),
+                                judged_view(*c_.op, output.tensor, outputs_[i].shape), gates_under(i, set), terms_[i],
+                                chosen, token_quantity(output));
     const auto compare = [&](const GoldRows& block) {
       if (block.output == static_cast<int>(i)) comparison.add(block);
     };
     run_gold(c_, inputs_, threads_, compare, rows, active_recipes(set));
-    return in_worst_row_[{i, set}] = comparison.finish().out_of_bound == 0;
+    return comparison.finish().out_of_bound == 0;
   }
 
   const std::vector<Comparison>& judged_by(const Names& set) {
@@ -345,8 +366,12 @@ class Judge {
   std::vector<Gates> gates_;
   std::vector<int64_t> terms_;
   std::map<Names, std::vector<Comparison>> by_recipes_;
-  std::vector<std::optional<int64_t>> plain_worst_;  ///< by output: the worst element without recipes
-  std::map<std::pair<size_t, Names>, bool> in_worst_row_;
+  std::vector<std::vector<int64_t>> telling_rows_;  ///< by output: rows in which a set of recipes failed
+  struct InTellingRows {
+    bool passes = true;
+    size_t tried = 0;  ///< so many of the first telling rows
+  };
+  std::map<std::pair<size_t, Names>, InTellingRows> in_telling_rows_;  ///< by output and recipes
 };
 
 }  // namespace

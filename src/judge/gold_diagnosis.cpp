@@ -22,10 +22,9 @@ std::map<int64_t, NearbyRow> nearby_rows(const Case& c, const std::vector<Tensor
   std::vector<RowSet> sets(outputs.size());
   const std::string group = row_group(c, outputs[index].tensor);
   for (size_t i = 0; i < sets.size(); ++i) {
-    if (!outputs[i].sampled || !is_present(c, outputs[i].tensor)) continue;
-    if (judged_view(*c.op, outputs[i].tensor, shape_of(c, outputs[i].tensor)).rows == 0) continue;  // no row to choose
+    if (!outputs[i].sampled) continue;
     const bool same = row_group(c, outputs[i].tensor) == group;
-    sets[i] = {false, same && outputs[index].sampled ? wanted : std::vector<int64_t>{0}};
+    sets[i] = {false, same && outputs[index].sampled ? wanted : std::vector<int64_t>{}};
   }
   std::map<int64_t, NearbyRow> found;
   std::mutex mutex;

@@ -67,6 +67,7 @@ class ActiveRecipes {
                 bool equal_inputs = false)
       : names_(std::move(names)),
         dtype_(dtype),
+        smallest_normal_(std::ldexp(1.0, info(dtype).min_exponent)),
         unit_(unit),
         numbers_(std::move(numbers)),
         equal_inputs_(equal_inputs) {}
@@ -89,7 +90,7 @@ class ActiveRecipes {
   double case_unit() const { return unit_roundoff(dtype_); }
   /// |x|, but at least the smallest normal number of the dtype of the case. Times case_unit() it bounds the error of
   /// rounding x, even if x is subnormal in that dtype, or 0 and a kernel computes a tiny number.
-  double size(double x) const { return std::max(std::abs(x), std::ldexp(1.0, info(dtype_).min_exponent)); }
+  double size(double x) const { return std::max(std::abs(x), smallest_normal_); }
 
   /// An absolute error as a coefficient of the unit roundoff, for GoldRows::rounding.
   double in_units(double error) const { return error / unit_; }
@@ -115,6 +116,7 @@ class ActiveRecipes {
 
   std::vector<std::string_view> names_;
   DType dtype_ = DType::f32;
+  double smallest_normal_ = std::ldexp(1.0, info(DType::f32).min_exponent);  ///< of dtype_
   double unit_ = 1;
   std::vector<Numbers> numbers_;
   bool equal_inputs_ = false;

@@ -100,37 +100,62 @@ std::vector<Case> sampled_cases() {
   return cases;
 }
 
+/// The gold with `sets` is that of these rows in `all`, the gold of every row.
+void expect_rows(const Case& c, const std::vector<Tensor>& inputs, const std::vector<GoldOutput>& all,
+                 const std::vector<RowSet>& sets) {
+  std::vector<std::vector<int64_t>> given(all.size());
+  run_gold(
+      c, inputs, 1,
+      [&](const GoldRows& block) {
+        const GoldOutput& whole = all[static_cast<size_t>(block.output)];
+        for (int64_t i = 0; i < block.n_rows * block.columns; ++i) {
+          const auto at = static_cast<size_t>(block.first_row * block.columns + i);
+          if (std::isnan(whole.value[at]))
+            EXPECT_TRUE(std::isnan(block.value[i])) << case_name(c);
+          else
+            EXPECT_NEAR(block.value[i], whole.value[at], 1e-13 * (1 + std::abs(whole.value[at]))) << case_name(c);
+          EXPECT_NEAR(block.magnitude[i], whole.magnitude[at], 1e-12 * (1 + whole.magnitude[at])) << case_name(c);
+          EXPECT_NEAR(block.rounding[i], whole.rounding[at], 1e-12 * (1 + whole.rounding[at])) << case_name(c);
+        }
+        for (int64_t r = 0; r < block.n_rows; ++r)
+          given[static_cast<size_t>(block.output)].push_back(block.first_row + r);
+      },
+      sets);
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (sets[i].all) continue;
+    std::sort(given[i].begin(), given[i].end());
+    EXPECT_EQ(given[i], sets[i].chosen) << case_name(c) << " " << all[i].name;
+  }
+}
+
 TEST(Sampling, SampledGoldIsTheGoldOfThoseRows) {
   const std::vector<Case> cases = sampled_cases();
   EXPECT_GE(cases.size(), 12u);
   for (const Case& c : cases) {
     const auto inputs = gold_inputs(c);
+    expect_rows(c, inputs, collect_gold(c, inputs, 1), sample_rows(c, inputs, 5));
+  }
+}
+
+// A search for recipes asks for rows of one output at a time.
+TEST(Sampling, RowsOfOneOutputNeedNoneOfTheOthers) {
+  int64_t with_others = 0;
+  for (const Case& c : sampled_cases()) {
+    const auto inputs = gold_inputs(c);
     const auto all = collect_gold(c, inputs, 1);
     const auto sets = sample_rows(c, inputs, 5);
-    std::vector<std::vector<int64_t>> given(all.size());
-    run_gold(
-        c, inputs, 1,
-        [&](const GoldRows& block) {
-          const GoldOutput& whole = all[static_cast<size_t>(block.output)];
-          for (int64_t i = 0; i < block.n_rows * block.columns; ++i) {
-            const auto at = static_cast<size_t>(block.first_row * block.columns + i);
-            if (std::isnan(whole.value[at]))
-              EXPECT_TRUE(std::isnan(block.value[i])) << case_name(c);
-            else
-              EXPECT_NEAR(block.value[i], whole.value[at], 1e-13 * (1 + std::abs(whole.value[at]))) << case_name(c);
-            EXPECT_NEAR(block.magnitude[i], whole.magnitude[at], 1e-12 * (1 + whole.magnitude[at])) << case_name(c);
-            EXPECT_NEAR(block.rounding[i], whole.rounding[at], 1e-12 * (1 + whole.rounding[at])) << case_name(c);
-          }
-          for (int64_t r = 0; r < block.n_rows; ++r)
-            given[static_cast<size_t>(block.output)].push_back(block.first_row + r);
-        },
-        sets);
-    for (size_t i = 0; i < all.size(); ++i) {
-      if (sets[i].all) continue;
-      std::sort(given[i].begin(), given[i].end());
-      EXPECT_EQ(given[i], sets[i].chosen) << case_name(c) << " " << all[i].name;
+    for (const OutputSpec& wanted : c.pass->outputs) {
+      std::vector<RowSet> of_one = sets;
+      for (size_t i = 0; i < sets.size(); ++i) {
+        const TensorSpec& spec = c.pass->outputs[i].tensor;
+        if (sets[i].all || row_group(c, spec) == row_group(c, wanted.tensor)) continue;
+        of_one[i].chosen.clear();
+        ++with_others;
+      }
+      expect_rows(c, inputs, all, of_one);
     }
   }
+  EXPECT_GE(with_others, 12);
 }
 
 /// value, magnitude, rounding, spread and deviation of an element, by output and number.
