@@ -337,8 +337,10 @@ const Values& EmulatedFaults::values(const Part& part, std::string_view fault, c
   const std::vector<int64_t> bounds = part_bounds(sliced.c);
   c_.pass->emulation->run({sliced.inputs, sliced.c.attrs, arithmetic, values, threads_, bounds});
   for (size_t i = 0; i < values.size(); ++i) {
+    const TensorSpec& spec = c_.pass->outputs[i].tensor;
+    if (!part.whole && !is_per_row(*c_.op, spec)) values[i] = std::vector<double>();  // the part has no gold of it
     if (values[i].empty()) continue;
-    const DTypeInfo& type = info(dtype_of(c_, c_.pass->outputs[i].tensor));
+    const DTypeInfo& type = info(dtype_of(c_, spec));
     std::vector<std::byte> stored(values[i].size() * type.bytes);
     type.encode(values[i].data(), stored.data(), values[i].size());
     type.decode(stored.data(), values[i].data(), values[i].size());

@@ -13,6 +13,7 @@
 #include "device/buffers.hpp"
 #include "judge/diagnosis.hpp"
 #include "judge/gold.hpp"
+#include "judge/gold_faults.hpp"
 #include "operator/emulation.hpp"
 #include "support/judge_helper.hpp"
 
@@ -340,6 +341,18 @@ TEST(EmulatedFault, OfALargeCaseOneRowIsEnough) {
   ASSERT_GT(gold_work(c) * static_cast<double>(c.pass->emulation->faults.size()), 5e8);
   const std::string text = said_of(c, "wrong_label");
   EXPECT_TRUE(text.starts_with("looks like that of a kernel where the id is one too large (wrong_label)")) << text;
+}
+
+// The weight's gradient of a large case has gigabytes, and one is computed for each fault.
+TEST(EmulatedFault, OfAPartHoldsItsRowsAlone) {
+  const Case c =
+      gold_case("linear_logp", "backward", DType::bf16, {{"batch", 4}, {"seq", 2}, {"hidden", 8}, {"vocab", 30}});
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  EmulatedFaults emulated(c, inputs, 1);
+  const Values& values = emulated.values({1, 2, false}, "wrong_label", {});
+  EXPECT_EQ(values[0].size(), 2u * 8) << "dhidden of two tokens";
+  EXPECT_EQ(values[1].capacity(), 0u);
+  EXPECT_EQ(emulated.values({}, "wrong_label", {})[1].size(), 30u * 8);
 }
 
 TEST(EmulatedFault, IsNotGuessedWhereNoneFits) {
