@@ -356,8 +356,8 @@ framework() {
 run_frameworks() {
   local name fault op
   export TORCHINDUCTOR_COMPILE_THREADS=1  # as many processes run already as there are cores
-  # The cases of suite smoke, and sizes of a model of 8 billion parameters; of linear_logp, whose gold takes minutes, with a
-  # quarter of the vocabulary.
+  # The cases of suite smoke, and sizes of a model of 8 billion parameters; of linear_logp, whose gold runs for many
+  # sets of recipes, 16 tokens and a quarter of the vocabulary.
   /usr/bin/python3 - cases >"$out/framework-sizes.json" <<'PYTHON'
 import glob, json, sys
 cases = [case for path in sorted(glob.glob(f"{sys.argv[1]}/*.json")) for case in json.load(open(path)).get("cases", ())

@@ -116,6 +116,17 @@ std::string row_group(const Case& c, const TensorSpec& spec) {
   return of_rows == c.op->row_dims ? "+rows" : fmt::format("+{}", of_rows);
 }
 
+std::vector<RowSet> rows_of(const Case& c, const OutputSpec& output, const std::vector<int64_t>& rows) {
+  std::vector<RowSet> sets;
+  for (const OutputSpec& spec : c.pass->outputs) {
+    RowSet& set = sets.emplace_back();
+    if (!spec.sampled) continue;
+    set.all = false;
+    if (output.sampled && row_group(c, spec.tensor) == row_group(c, output.tensor)) set.chosen = rows;
+  }
+  return sets;
+}
+
 namespace {
 
 /// The rows of the last entry of `spec.sampled_whole` and of a random one; all if there are at most two. `total`: rows

@@ -25,4 +25,8 @@ std::vector<RowSet> sample_rows(const Case& c, const std::vector<Tensor>& inputs
 /// "+batch q_heads" for those with a row for each entry of these dimensions, the first dimension for others.
 std::string row_group(const Case& c, const TensorSpec& spec);
 
+/// What a gold has to compute for these rows of one output, ascending: they of the `sampled` outputs of its
+/// row_group(), and no row of the other sampled ones. Outputs that are not sampled have every row.
+std::vector<RowSet> rows_of(const Case& c, const OutputSpec& output, const std::vector<int64_t>& rows);
+
 }  // namespace checkop

@@ -298,6 +298,8 @@ class Judge {
   /// Whether output i is within its bounds under `set` in the rows in which other sets failed. If it is not, the much
   /// slower gold of all rows is not needed. True if the gold can't compute single rows.
   bool passes_in_telling_rows(size_t i, const Names& set) {
+    if (const auto judged = by_recipes_.find(set); judged != by_recipes_.end())
+      return judged->second[i].out_of_bound == 0;
     const std::vector<int64_t>& rows = telling_rows_[i];
     auto& [passes, tried] = in_telling_rows_[{i, set}];
     if (stored_ || !passes || tried == rows.size()) return passes;
@@ -310,19 +312,13 @@ class Judge {
   /// Whether these rows of output i, which the gold can compute alone, are within their bounds under `set`.
   bool passes_in_rows(size_t i, const Names& set, const RowSet& chosen) const {
     const OutputSpec& output = c_.pass->outputs[i];
-    std::vector<RowSet> rows(outputs_.size());
-    for (size_t k = 0; k < rows.size(); ++k) {
-      const OutputSpec& spec = c_.pass->outputs[k];
-      if (!spec.sampled) continue;
-      rows[k] = row_group(c_, spec.tensor) == row_group(c_, output.tensor) ? chosen : RowSet{false, {}};
-    }
     OutputComparison comparison(outputs_[i].dtype, outputs_[i].bytes.data(),
                                 judged_view(*c_.op, output.tensor, outputs_[i].shape), gates_under(i, set), terms_[i],
                                 chosen, token_quantity(output));
     const auto compare = [&](const GoldRows& block) {
       if (block.output == static_cast<int>(i)) comparison.add(block);
     };
-    run_gold(c_, inputs_, threads_, compare, rows, active_recipes(set));
+    run_gold(c_, inputs_, threads_, compare, rows_of(c_, output, chosen.chosen), active_recipes(set));
     return comparison.finish().out_of_bound == 0;
   }
 
@@ -366,10 +362,11 @@ class Judge {
   std::vector<Gates> gates_;
   std::vector<int64_t> terms_;
   std::map<Names, std::vector<Comparison>> by_recipes_;
-  std::vector<std::vector<int64_t>> telling_rows_;  ///< by output: rows in which a set of recipes failed
+  std::vector<std::vector<int64_t>> telling_rows_;  ///< by output: of the worst elements, without recipes and
+                                                    ///< under sets that failed
   struct InTellingRows {
     bool passes = true;
-    size_t tried = 0;  ///< so many of the first telling rows
+    size_t tried = 0;  ///< how many of telling_rows_, from the front
   };
   std::map<std::pair<size_t, Names>, InTellingRows> in_telling_rows_;  ///< by output and recipes
 };

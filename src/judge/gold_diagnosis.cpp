@@ -19,13 +19,6 @@ std::map<int64_t, NearbyRow> nearby_rows(const Case& c, const std::vector<Tensor
                                          const std::vector<int64_t>& wanted, unsigned threads) {
   const auto& outputs = c.pass->outputs;
   if (wanted.empty() || (!outputs[index].sampled && gold_work(c) > kMostDiagnosisWork)) return {};
-  std::vector<RowSet> sets(outputs.size());
-  const std::string group = row_group(c, outputs[index].tensor);
-  for (size_t i = 0; i < sets.size(); ++i) {
-    if (!outputs[i].sampled) continue;
-    const bool same = row_group(c, outputs[i].tensor) == group;
-    sets[i] = {false, same && outputs[index].sampled ? wanted : std::vector<int64_t>{}};
-  }
   std::map<int64_t, NearbyRow> found;
   std::mutex mutex;
   const auto take = [&](const GoldRows& block) {
@@ -42,7 +35,7 @@ std::map<int64_t, NearbyRow> nearby_rows(const Case& c, const std::vector<Tensor
       found[row] = std::move(near);
     }
   };
-  run_gold(c, inputs, threads, take, sets);
+  run_gold(c, inputs, threads, take, rows_of(c, outputs[index], wanted));
   return found;
 }
 

@@ -126,7 +126,8 @@ struct GoldArgs {
   const Tensor& in(int index) const { return *inputs[static_cast<size_t>(index)]; }
   bool has(int index) const { return inputs[static_cast<size_t>(index)] != nullptr; }
   /// The rows to compute of a `sampled` output. All per-row outputs of a pass whose rows have the same dimensions share
-  /// one set of rows; so do all other outputs with the same first dimension.
+  /// one set of rows; so do all other outputs with the same first dimension. A set may be empty: no row is wanted. The
+  /// set of an absent output says nothing.
   const RowSet& rows(int output) const;
   /// Runs body(row) for each of rows(output), out of `total` rows, as parallel_for does.
   void for_rows(int output, int64_t total, const std::function<void(int64_t)>& body) const;

@@ -13,9 +13,11 @@ TimeBound time_bound_of(const SeenPasses& passes) {
   constexpr double kTolerance = 0.1;  // launches back to back run at slightly lower clocks of the GPU and its memory
   const auto launches = static_cast<double>(passes.launches);
   const double noise = quantile(passes.empty_ms, 0.8) - quantile(passes.empty_ms, 0.2);
-  // The least of both: a machine that is busy with something else only adds to a time.
-  const double seen = std::ranges::min(passes.own_ms) - std::ranges::min(passes.empty_ms);
-  return {(1 - kTolerance) * (seen - kAroundMs - noise) / launches - passes.written_ms, seen / launches};
+  // A machine that is busy with something else only adds to a time. So the least of both say what the launches take,
+  // but not what they take at least: it may have added to each of the few passes with launches.
+  const double own = std::ranges::min(passes.own_ms), seen = own - std::ranges::min(passes.empty_ms);
+  const double sure = own - quantile(passes.empty_ms, 0.5) - kAroundMs - noise;
+  return {(1 - kTolerance) * sure / launches - passes.written_ms, seen / launches};
 }
 
 int64_t overrule(std::vector<double>& claimed_ms, const std::vector<TimeBound>& bounds) {

@@ -18,7 +18,7 @@ inline float* floats(const checkop_tensor& t) { return static_cast<float*>(t.dat
 inline cudaStream_t stream_of(const checkop_call* call) { return static_cast<cudaStream_t>(call->stream); }
 inline checkop_status launched() { return cudaGetLastError() == cudaSuccess ? CHECKOP_OK : CHECKOP_FAILED; }
 
-/// So many multiplications, each of which waits for the one before, take `ns` nanoseconds or more.
+/// How many multiplications, each of which waits for the one before, take `ns` nanoseconds at the GPU's highest clock.
 inline uint64_t multiplications_of(uint64_t ns) {
   constexpr uint64_t kLatency = 4;  // cycles, of sm_70 and later
   static const uint64_t khz = [] {

@@ -78,13 +78,13 @@ TEST(Sampling, WorkIsTheProductOfTheExtents) {
 }
 
 /// Every operator and pass with sampled outputs: without optional inputs, with the first, with all.
-std::vector<Case> sampled_cases() {
+std::vector<Case> sampled_cases(DType dtype) {
   std::vector<Case> cases;
   for (const Operator* op : operators()) {
     for (const Pass& pass : op->passes) {
       if (std::none_of(pass.outputs.begin(), pass.outputs.end(), [](const OutputSpec& o) { return o.sampled; }))
         continue;
-      cases.push_back(fitted(gold_case(op->name, pass.name, DType::f32, test_dims(*op, 4))));
+      cases.push_back(fitted(gold_case(op->name, pass.name, dtype, test_dims(*op, 4))));
       std::vector<std::string> optionals;
       for (const TensorSpec& spec : pass.inputs) {
         if (spec.optional) optionals.emplace_back(spec.name);
@@ -98,64 +98,6 @@ std::vector<Case> sampled_cases() {
     }
   }
   return cases;
-}
-
-/// The gold with `sets` is that of these rows in `all`, the gold of every row.
-void expect_rows(const Case& c, const std::vector<Tensor>& inputs, const std::vector<GoldOutput>& all,
-                 const std::vector<RowSet>& sets) {
-  std::vector<std::vector<int64_t>> given(all.size());
-  run_gold(
-      c, inputs, 1,
-      [&](const GoldRows& block) {
-        const GoldOutput& whole = all[static_cast<size_t>(block.output)];
-        for (int64_t i = 0; i < block.n_rows * block.columns; ++i) {
-          const auto at = static_cast<size_t>(block.first_row * block.columns + i);
-          if (std::isnan(whole.value[at]))
-            EXPECT_TRUE(std::isnan(block.value[i])) << case_name(c);
-          else
-            EXPECT_NEAR(block.value[i], whole.value[at], 1e-13 * (1 + std::abs(whole.value[at]))) << case_name(c);
-          EXPECT_NEAR(block.magnitude[i], whole.magnitude[at], 1e-12 * (1 + whole.magnitude[at])) << case_name(c);
-          EXPECT_NEAR(block.rounding[i], whole.rounding[at], 1e-12 * (1 + whole.rounding[at])) << case_name(c);
-        }
-        for (int64_t r = 0; r < block.n_rows; ++r)
-          given[static_cast<size_t>(block.output)].push_back(block.first_row + r);
-      },
-      sets);
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (sets[i].all) continue;
-    std::sort(given[i].begin(), given[i].end());
-    EXPECT_EQ(given[i], sets[i].chosen) << case_name(c) << " " << all[i].name;
-  }
-}
-
-TEST(Sampling, SampledGoldIsTheGoldOfThoseRows) {
-  const std::vector<Case> cases = sampled_cases();
-  EXPECT_GE(cases.size(), 12u);
-  for (const Case& c : cases) {
-    const auto inputs = gold_inputs(c);
-    expect_rows(c, inputs, collect_gold(c, inputs, 1), sample_rows(c, inputs, 5));
-  }
-}
-
-// A search for recipes asks for rows of one output at a time.
-TEST(Sampling, RowsOfOneOutputNeedNoneOfTheOthers) {
-  int64_t with_others = 0;
-  for (const Case& c : sampled_cases()) {
-    const auto inputs = gold_inputs(c);
-    const auto all = collect_gold(c, inputs, 1);
-    const auto sets = sample_rows(c, inputs, 5);
-    for (const OutputSpec& wanted : c.pass->outputs) {
-      std::vector<RowSet> of_one = sets;
-      for (size_t i = 0; i < sets.size(); ++i) {
-        const TensorSpec& spec = c.pass->outputs[i].tensor;
-        if (sets[i].all || row_group(c, spec) == row_group(c, wanted.tensor)) continue;
-        of_one[i].chosen.clear();
-        ++with_others;
-      }
-      expect_rows(c, inputs, all, of_one);
-    }
-  }
-  EXPECT_GE(with_others, 12);
 }
 
 /// value, magnitude, rounding, spread and deviation of an element, by output and number.
@@ -182,10 +124,69 @@ Elements elements_of(const Case& c, const std::vector<Tensor>& inputs, unsigned 
   return elements;
 }
 
+/// `some`, the gold with `sets`, has these rows of every output and no others, as in `all`.
+void expect_rows(const Case& c, const std::vector<RowSet>& sets, const Elements& all, const Elements& some) {
+  size_t n_expected = 0;
+  for (size_t i = 0; i < sets.size(); ++i) {
+    const TensorSpec& spec = c.pass->outputs[i].tensor;
+    if (!is_present(c, spec)) continue;
+    const MatrixView view = judged_view(*c.op, spec, shape_of(c, spec));
+    n_expected += static_cast<size_t>(sets[i].count(view.rows) * view.columns);
+    for (int64_t r = 0; r < view.rows; ++r) {
+      if (view.columns == 0 || !sets[i].has(r)) continue;
+      EXPECT_TRUE(some.contains({static_cast<int>(i), r * view.columns})) << case_name(c);
+    }
+  }
+  EXPECT_EQ(some.size(), n_expected) << case_name(c);
+  for (const auto& [place, element] : some) {
+    for (size_t k = 0; k < element.size(); ++k) {
+      const double expected = all.at(place)[k];
+      if (element[k] == expected || (std::isnan(element[k]) && std::isnan(expected))) continue;  // may be infinite
+      ASSERT_NEAR(element[k], expected, 1e-12 * (1 + std::abs(expected))) << case_name(c) << " " << k;
+    }
+  }
+}
+
+/// The recipes of c that go together, for golds.
+ActiveRecipes some_recipes(const Case& c) {
+  std::vector<std::string_view> names;
+  for (const Recipe& recipe : c.pass->recipes) {
+    if (recipe.excludes.empty()) names.push_back(recipe.name);
+  }
+  return {names, c.dtype, 0x1p-24, std::vector<ActiveRecipes::Numbers>(c.pass->outputs.size(), {1, 6})};
+}
+
+TEST(Sampling, SampledGoldIsTheGoldOfThoseRows) {
+  const std::vector<Case> cases = sampled_cases(DType::f32);
+  EXPECT_GE(cases.size(), 12u);
+  for (const Case& c : cases) {
+    const auto inputs = gold_inputs(c);
+    const auto sets = sample_rows(c, inputs, 5);
+    expect_rows(c, sets, elements_of(c, inputs, 1, {}, {}), elements_of(c, inputs, 1, sets, {}));
+  }
+}
+
+// A search for recipes asks for rows of one output at a time.
+TEST(Sampling, RowsOfOneOutputNeedNoneOfTheOthers) {
+  int64_t without_others = 0;
+  for (const Case& c : sampled_cases(DType::bf16)) {
+    const auto inputs = gold_inputs(c);
+    const auto sampled = sample_rows(c, inputs, 5);
+    for (const ActiveRecipes& recipes : {ActiveRecipes(), some_recipes(c)}) {
+      const Elements all = elements_of(c, inputs, 1, {}, recipes);
+      for (size_t i = 0; i < sampled.size(); ++i) {
+        const auto sets = rows_of(c, c.pass->outputs[i], sampled[i].chosen);
+        without_others += std::ranges::count_if(sets, [](const RowSet& set) { return !set.all && set.chosen.empty(); });
+        expect_rows(c, sets, all, elements_of(c, inputs, 1, sets, recipes));
+      }
+    }
+  }
+  EXPECT_GE(without_others, 24);
+}
+
 TEST(Sampling, AttentionGivesWholeHeadsOfKeys) {
   const Dims sizes{{"batch", 2},   {"q_heads", 6},  {"kv_heads", 3}, {"q_seq", 37},
                    {"kv_seq", 41}, {"head_dim", 5}, {"v_dim", 7}};
-  const std::vector<ActiveRecipes::Numbers> numbers(4, {1, 6});
   for (const Case& c : {gold_case("attention", "forward", DType::bf16, sizes, {"lse", "key_padding_mask"}),
                         gold_case("attention", "backward", DType::bf16, sizes, {"key_padding_mask", "o", "lse"})}) {
     const auto inputs = make_inputs(c, 1);
@@ -198,27 +199,8 @@ TEST(Sampling, AttentionGivesWholeHeadsOfKeys) {
       EXPECT_EQ(sets[1].chosen, sets[2].chosen);
       EXPECT_EQ(sets[1].chosen.front() % 41, 0);
     }
-    std::vector<std::string_view> recipes;
-    for (const Recipe& recipe : c.pass->recipes) {
-      if (recipe.excludes.empty()) recipes.push_back(recipe.name);
-    }
-    for (const ActiveRecipes& active : {ActiveRecipes(), ActiveRecipes(recipes, DType::bf16, 0x1p-24, numbers)}) {
-      const Elements all = elements_of(c, inputs, 1, {}, active), some = elements_of(c, inputs, 3, sets, active);
-      size_t n_expected = 0;
-      for (size_t i = 0; i < sets.size(); ++i) {
-        const TensorSpec& spec = c.pass->outputs[i].tensor;
-        if (!is_present(c, spec)) continue;
-        n_expected += static_cast<size_t>(sets[i].count(0) * judged_view(*c.op, spec, shape_of(c, spec)).columns);
-      }
-      EXPECT_EQ(some.size(), n_expected);
-      for (const auto& [place, element] : some) {
-        for (size_t k = 0; k < element.size(); ++k) {
-          const double expected = all.at(place)[k];
-          if (element[k] == expected) continue;  // both may be infinite
-          ASSERT_NEAR(element[k], expected, 1e-12 * (1 + std::abs(expected))) << case_name(c) << " " << k;
-        }
-      }
-    }
+    for (const ActiveRecipes& active : {ActiveRecipes(), some_recipes(c)})
+      expect_rows(c, sets, elements_of(c, inputs, 1, {}, active), elements_of(c, inputs, 3, sets, active));
   }
 }
 
