@@ -30,8 +30,8 @@ inline uint64_t multiplications_of(uint64_t ns) {
   return ns * khz / 1'000'000 / kLatency;
 }
 
-/// Elements [begin, end) of c = a * b, at the earliest `ns` nanoseconds after the begin of each block, and after so
-/// many multiplications by `one` = 1: the timer goes on while another process has the GPU, so time alone is no work.
+/// Elements [begin, end) of c = a * b, at the earliest `ns` nanoseconds after the begin of each block, and after at
+/// least `multiplications` by `one` = 1: the timer goes on while another process has the GPU, so time alone is no work.
 static __global__ void product(const float* a, const float* b, float* c, int64_t k, int64_t n, int64_t begin,
                                int64_t end, uint64_t ns, uint64_t multiplications, float one) {
   constexpr uint64_t kUnroll = 256;
