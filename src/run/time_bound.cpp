@@ -17,7 +17,7 @@ TimeBound time_bound_of(const SeenPasses& passes) {
   // but not what they take at least: it may have added to each of the few passes with launches.
   const double own = std::ranges::min(passes.own_ms), seen = own - std::ranges::min(passes.empty_ms);
   const double sure = own - quantile(passes.empty_ms, 0.5) - kAroundMs - noise;
-  return {(1 - kTolerance) * sure / launches - passes.written_ms, seen / launches};
+  return {(1 - kTolerance) * sure / launches - passes.written_ms, seen / launches, (seen + kAroundMs) / launches};
 }
 
 int64_t overrule(std::vector<double>& claimed_ms, const std::vector<TimeBound>& bounds) {
@@ -25,7 +25,7 @@ int64_t overrule(std::vector<double>& claimed_ms, const std::vector<TimeBound>& 
   for (double& ms : claimed_ms) {
     std::optional<double> judged;
     for (const TimeBound& bound : bounds)
-      if (!(ms >= bound.least_ms)) judged = std::max(judged.value_or(bound.ms), bound.ms);
+      if (!(ms >= bound.least_ms)) judged = std::max(judged.value_or(bound.most_ms), bound.most_ms);
     if (!judged) continue;
     ms = *judged;
     ++n;
