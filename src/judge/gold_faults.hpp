@@ -23,6 +23,7 @@ struct JudgedOutputs {
   const std::vector<std::optional<OutputComparison>>& compared;  ///< by output
   const std::vector<RowSet>& rows;                               ///< by output: the rows that were compared
   unsigned threads;
+  KeptResults* kept = nullptr;  ///< of golds of these inputs
 };
 
 /// The known faults, and the rounding points of recipes, that explain an output.
