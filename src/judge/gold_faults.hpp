@@ -60,8 +60,9 @@ class EmulatedFaults {
     Case c;
     std::vector<Tensor> tensors;        ///< the rows of per-row inputs
     std::vector<const Tensor*> inputs;  ///< nullptr for an absent one
+    KeptResults kept = {};
   };
-  const Sliced& slice(const Part& part);
+  Sliced& slice(const Part& part);
 
   const Case& c_;
   const std::vector<Tensor>& inputs_;
