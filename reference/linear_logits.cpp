@@ -22,8 +22,6 @@ LinearLogits::LinearLogits(const GoldArgs& args, const LinearInputs& in, const R
       chunk_(std::min(kChunk, vocab_)),
       h_(size(std::max<int64_t>(rows_, 1), hidden_)),  // without rows, one row of zeros: it adds nothing to any sum
       h_square_(h_.size()),
-      w_(size(chunk_, hidden_)),
-      w_square_(size(chunk_, hidden_)),
       logits_(size(std::max<int64_t>(rows_, 1), chunk_)),
       magnitude_(logits_.size()),
       stepped_(args, in.transform),
@@ -40,16 +38,19 @@ LinearLogits::LinearLogits(const GoldArgs& args, const LinearInputs& in, const R
 }
 
 std::vector<EntropyRow> LinearLogits::entropies() {
-  std::vector<SoftmaxRow> softmax(size(rows_, 1));
-  for_each_part(
-      [&](int64_t r, int64_t, std::span<const TransformedLogit> part) { add_logits(softmax[size(r, 1)], part); });
-  std::vector<EntropyRow> all(softmax.begin(), softmax.end());
-  for_each_part([&](int64_t r, int64_t, std::span<const TransformedLogit> part) { all[size(r, 1)].add(part); });
-  return all;
+  return of_rows<EntropyRow>([&] {
+    std::vector<SoftmaxRow> softmax(size(rows_, 1));
+    for_each_part(
+        [&](int64_t r, int64_t, std::span<const TransformedLogit> part) { add_logits(softmax[size(r, 1)], part); });
+    std::vector<EntropyRow> all(softmax.begin(), softmax.end());
+    for_each_part([&](int64_t r, int64_t, std::span<const TransformedLogit> part) { all[size(r, 1)].add(part); });
+    return all;
+  });
 }
 
 int64_t LinearLogits::load_chunk(const RowSet& columns, int64_t begin) {
   const int64_t n = std::min(chunk_, columns.count(vocab_) - begin);
+  w_.resize(size(n, hidden_)), w_square_.resize(w_.size());
   args_.parallel_for(n, [&](int64_t v) {
     decode_block({&in_.weight, vocab_, hidden_}, columns.at(begin + v), 1, 0, hidden_, &w_[size(v, hidden_)],
                  &w_square_[size(v, hidden_)]);

@@ -4,8 +4,11 @@
 #pragma once
 
 #include <algorithm>
+#include <any>
 #include <cmath>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "entropy_row.hpp"
@@ -99,6 +102,27 @@ class LinearLogits {
     }
   }
 
+  /// What compute() returns: for each row of the set a Row, which depends on the row's logits and ids. Golds of the
+  /// same case and inputs that round logits in the same way compute the Row of a row once.
+  template <class Row, class Compute>
+  std::vector<Row> of_rows(const Compute& compute) const {
+    if (args_.kept == nullptr) return compute();
+    const int roundings = rounds_logits_ + 2 * rounds_product_ + 4 * stepped_.is_active();
+    std::any& kept = (*args_.kept)[std::to_string(roundings)];
+    if (!kept.has_value()) kept = std::vector<std::optional<Row>>(in_.used.size());
+    auto& known = *std::any_cast<std::vector<std::optional<Row>>>(&kept);
+    std::vector<Row> rows;
+    for (int64_t r = 0; r < rows_; ++r) {
+      const auto& one = known[size(row(r), 1)];
+      if (!one) break;
+      rows.push_back(*one);
+    }
+    if (std::ssize(rows) == rows_) return rows;
+    rows = compute();
+    for (int64_t r = 0; r < rows_; ++r) known[size(row(r), 1)] = rows[size(r, 1)];
+    return rows;
+  }
+
   /// The entropy of each row. Reads the logits twice.
   std::vector<EntropyRow> entropies();
 
@@ -109,20 +133,21 @@ class LinearLogits {
   template <class GradientOf>
   void emit_gradients(const RowSet& columns, bool wants_dh, bool wants_dw, const LinearOutputs& outputs,
                       const GradientOf& gradient_of) {
-    const auto absolute = [](const std::vector<double>& values) {
-      std::vector<double> result(values.size());
-      std::transform(values.begin(), values.end(), result.begin(), [](double v) { return std::abs(v); });
-      return result;
+    const auto set_to_absolute = [](std::vector<double>& to, const std::vector<double>& values) {
+      to.resize(values.size());
+      std::transform(values.begin(), values.end(), to.begin(), [](double v) { return std::abs(v); });
     };
-    Sums dh(wants_dh ? size(rows_, hidden_) : 0), dw(wants_dw ? size(chunk_, hidden_) : 0);
-    const std::vector<double> abs_h = wants_dw ? absolute(h_) : std::vector<double>();
+    Sums dh(wants_dh ? size(rows_, hidden_) : 0),
+        dw(wants_dw ? size(std::min(chunk_, columns.count(vocab_)), hidden_) : 0);
+    std::vector<double> abs_h, abs_w;
+    if (wants_dw) set_to_absolute(abs_h, h_);
     dz_square_.resize(logits_.size());
     const int64_t chunk_rows = outputs.weight_carry == nullptr && rounds_chunks_ ? outputs.chunk_rows : 0;
     for (int64_t begin = 0; begin < columns.count(vocab_); begin += chunk_) {
       const int64_t n = load_chunk(columns, begin);
       args_.parallel_for(rows_, [&](int64_t r) { differentiate_row(r, columns, begin, n, gradient_of); });
       if (wants_dh) {
-        const std::vector<double> abs_w = absolute(w_);
+        set_to_absolute(abs_w, w_);
         add_product(false, rows_, n, logits_, w_, 1.0, dh.value);
         add_product(false, rows_, n, dz_square_, w_square_, 1.0, dh.square);
         add_product(false, rows_, n, magnitude_, abs_w, 1.0, dh.error);

@@ -96,21 +96,24 @@ LinearInputs inputs_of(const GoldArgs& args, const LogitTransform& transform) {
   return {args.in(0), args.in(1), args.inputs[3], rows_to_use(args.in(2), args.attrs), transform};
 }
 
-/// The softmax of each row, and the target's logit. Where logits are rounded, both have their slack.
+/// The softmax of a row, and the target's logit. Where logits are rounded, both have their slack.
 struct Reduced {
-  std::vector<SoftmaxRow> softmax;
-  std::vector<TransformedLogit> target;
-
-  Reduced(LinearLogits& logits, const Tensor& ids)
-      : softmax(static_cast<size_t>(logits.rows())), target(softmax.size()) {
-    logits.for_each_part([&](int64_t r, int64_t first, std::span<const TransformedLogit> part) {
-      const auto at = static_cast<size_t>(r);
-      add_logits(softmax[at], part);
-      const int64_t column = static_cast<int64_t>(ids.at(logits.row(r))) - first;
-      if (column >= 0 && column < std::ssize(part)) target[at] = part[static_cast<size_t>(column)];
-    });
-  }
+  SoftmaxRow softmax;
+  TransformedLogit target;
 };
+
+std::vector<Reduced> reduced_rows(LinearLogits& logits, const Tensor& ids) {
+  return logits.of_rows<Reduced>([&] {
+    std::vector<Reduced> rows(static_cast<size_t>(logits.rows()));
+    logits.for_each_part([&](int64_t r, int64_t first, std::span<const TransformedLogit> part) {
+      Reduced& row = rows[static_cast<size_t>(r)];
+      add_logits(row.softmax, part);
+      const int64_t column = static_cast<int64_t>(ids.at(logits.row(r))) - first;
+      if (column >= 0 && column < std::ssize(part)) row.target = part[static_cast<size_t>(column)];
+    });
+    return rows;
+  });
+}
 
 /// Gold of linear_logp.
 ///   in:  hidden[batch, seq, hidden], lm_head_weight[vocab, hidden], target_ids[batch, seq], bias[vocab] optional
@@ -122,14 +125,14 @@ struct Reduced {
 void select(const GoldArgs& args, const LogitTransform& transform) {
   const LinearInputs in = inputs_of(args, transform);
   LinearLogits logits(args, in, args.rows(0));
-  const Reduced reduced(logits, args.in(2));
+  const std::vector<Reduced> reduced = reduced_rows(logits, args.in(2));
   const bool rounds = args.recipes.has(recipe::kLogp);
   for (int64_t r = 0; r < logits.rows(); ++r) {
-    const auto at = static_cast<size_t>(r);
+    const auto& [softmax, target] = reduced[static_cast<size_t>(r)];
     GoldElement e{0, 0, 0};
     if (!logits.left_out(r)) {
-      e = selected_logp(reduced.softmax[at], reduced.target[at].z);
-      e.rounding += args.recipes.in_units(reduced.target[at].slack + lse_slack(args.recipes, 0, reduced.softmax[at]));
+      e = selected_logp(softmax, target.z);
+      e.rounding += args.recipes.in_units(target.slack + lse_slack(args.recipes, 0, softmax));
       e = rounded_if(rounds, args, 0, e);
     }
     args.sink({0, logits.row(r), 1, 1, &e.value, &e.magnitude, &e.rounding});
@@ -151,10 +154,10 @@ void differentiate(const GoldArgs& args, const LogitTransform& transform) {
   const bool rounds = rounds_logp || steps || args.recipes.has(recipe::kLogits) || args.recipes.has(recipe::kProduct);
   const int64_t chunk_rows = recipe::rows_of_chunk(args.in(2).count(), in.weight.shape[1], in.weight.shape[0]);
   emit_linear_gradients(args, in, {0, 1, 2, args.inputs[5], args.inputs[6], chunk_rows}, [&](LinearLogits& logits) {
-    return [&, reduced = Reduced(logits, args.in(2))](int64_t r) {
+    return [&, reduced = reduced_rows(logits, args.in(2))](int64_t r) {
       const int64_t row = logits.row(r), target = static_cast<int64_t>(args.in(2).at(row));
       const double upstream = args.in(4).at(row), g = rounds_upstream ? args.recipes.round(upstream) : upstream;
-      const SoftmaxRow& softmax = reduced.softmax[static_cast<size_t>(r)];
+      const SoftmaxRow& softmax = reduced[static_cast<size_t>(r)].softmax;
       return
           [=, &stepped, gradient = LogitGradient(softmax, g),
            rounded = RoundedLogitGradient(args, 0, softmax, g, rounds_logp)](int64_t v, const TransformedLogit& logit) {

@@ -80,36 +80,41 @@ constexpr auto kAttrs = [] {
 
 LogitTransform transform_of(std::span<const double> attrs) { return {attrs[kOfTemperature], attrs[kOfSoftcap]}; }
 
-/// The softmax, the target's logit and the entropy of every active row.
-struct Rows {
-  std::vector<SoftmaxRow> softmax;
-  std::vector<TransformedLogit> target;
-  std::vector<EntropyRow> entropy;
-
-  /// `with_entropy`: reads the logits a second time.
-  Rows(const GoldArgs& args, const LinearInputs& in, const std::vector<int64_t>& ids, bool with_entropy)
-      : softmax(ids.size()), target(ids.size()) {
-    static const RowSet kAll;
-    LinearLogits logits(args, in, kAll);
-    logits.for_each_part([&](int64_t r, int64_t first, std::span<const TransformedLogit> part) {
-      const auto at = static_cast<size_t>(r);
-      add_logits(softmax[at], part);
-      const int64_t column = ids[at] - first;
-      if (column >= 0 && column < std::ssize(part)) target[at] = part[static_cast<size_t>(column)];
-    });
-    entropy = {softmax.begin(), softmax.end()};
-    if (!with_entropy) return;
-    logits.for_each_part(
-        [&](int64_t r, int64_t, std::span<const TransformedLogit> part) { entropy[static_cast<size_t>(r)].add(part); });
-  }
+/// The softmax, the target's logit and the entropy of a row.
+struct Row {
+  SoftmaxRow softmax;
+  TransformedLogit target;
+  EntropyRow entropy;
 };
+
+/// The rows of hidden; only active ones have content. `with_entropy`: reads the logits a second time.
+std::vector<Row> rows_of(const GoldArgs& args, const LinearInputs& in, const std::vector<int64_t>& ids,
+                         bool with_entropy) {
+  static const RowSet kAll;
+  LinearLogits logits(args, in, kAll);
+  return logits.of_rows<Row>([&] {
+    std::vector<Row> rows(ids.size());
+    logits.for_each_part([&](int64_t r, int64_t first, std::span<const TransformedLogit> part) {
+      Row& row = rows[static_cast<size_t>(r)];
+      add_logits(row.softmax, part);
+      const int64_t column = ids[static_cast<size_t>(r)] - first;
+      if (column >= 0 && column < std::ssize(part)) row.target = part[static_cast<size_t>(column)];
+    });
+    for (Row& row : rows) row.entropy = EntropyRow(row.softmax);
+    if (with_entropy)
+      logits.for_each_part([&](int64_t r, int64_t, std::span<const TransformedLogit> part) {
+        rows[static_cast<size_t>(r)].entropy.add(part);
+      });
+    return rows;
+  });
+}
 
 /// A batch, its rows and its tokens.
 struct Batch {
   LinearInputs in;
   std::vector<int64_t> ids;
   bool has_entropy;
-  Rows rows;
+  std::vector<Row> rows;
   PolicyTokens tokens;
 
   /// `with_entropy`: also where the loss has no part of it.
@@ -119,13 +124,13 @@ struct Batch {
            /*folds_slack=*/true},
         ids(read_active_ids(args.in(kOfIds), in.used, in.weight.shape[0])),
         has_entropy(with_entropy || args.attrs[kEntropyCoef] != 0),
-        rows(args, in, ids, has_entropy),
+        rows(rows_of(args, in, ids, has_entropy)),
         tokens(policy_inputs(args), args.attrs) {}
 
   GoldElement logp(size_t row) const {
-    return in.used[row] == 0 ? exact(0) : selected_logp(rows.softmax[row], rows.target[row].z);
+    return in.used[row] == 0 ? exact(0) : selected_logp(rows[row].softmax, rows[row].target.z);
   }
-  GoldElement entropy(size_t row) const { return in.used[row] == 0 ? exact(0) : rows.entropy[row].entropy(); }
+  GoldElement entropy(size_t row) const { return in.used[row] == 0 ? exact(0) : rows[row].entropy.entropy(); }
 
  private:
   PolicyInputs policy_inputs(const GoldArgs& args) const {
@@ -190,9 +195,9 @@ void backward(const GoldArgs& args) {
       const int64_t token = logits.row(r);
       const auto row = static_cast<size_t>(token);
       return [&batch, &transform, row, c = batch.tokens.by_logp(token, g), e = batch.tokens.by_entropy(token, g),
-              gradient = LogitGradient(batch.rows.softmax[row], 1)](int64_t v, const TransformedLogit& logit) {
+              gradient = LogitGradient(batch.rows[row].softmax, 1)](int64_t v, const TransformedLogit& logit) {
         GoldElement dz = c * gradient(logit.z, v == batch.ids[row]);
-        if (batch.has_entropy) dz = dz + e * batch.rows.entropy[row].gradient(logit);
+        if (batch.has_entropy) dz = dz + e * batch.rows[row].entropy.gradient(logit);
         return transform.by_logit(dz, logit);
       };
     };
@@ -258,11 +263,11 @@ void refine(const FillArgs& args) {
   parallel.threads = args.threads;
   const LinearInputs in{*hidden, *weight, args.find("bias"), std::vector<char>(ids.size(), 1),
                         transform_of(args.attrs)};
-  const Rows rows(parallel, in, ids, /*with_entropy=*/false);
+  const std::vector<Row> rows = rows_of(parallel, in, ids, /*with_entropy=*/false);
   std::vector<double> logps;
   for (size_t i = 0; i < ids.size(); ++i)
     logps.push_back(
-        std::ldexp(std::round(std::ldexp(selected_logp(rows.softmax[i], rows.target[i].z).value, 12)), -12));
+        std::ldexp(std::round(std::ldexp(selected_logp(rows[i].softmax, rows[i].target.z).value, 12)), -12));
   fill_policy_batch(args, logps);
   leave_edges(args, logps);
   plant_masked_policy_tokens(args);

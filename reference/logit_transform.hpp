@@ -125,23 +125,22 @@ class SteppedTransform {
   LogitTransform of_;
 };
 
-/// The recipes transform_in_16_bit of a pass and of its backward pass.
+/// The recipe transform_in_16_bit.
+constexpr Recipe transform_recipe(std::string_view outputs, std::string_view formula, std::string_view source) {
+  Recipe recipe{recipe::kTransform, outputs, k16Bit, /*exact=*/true, formula, source};
+  recipe.needs = "temperature softcap";
+  return recipe;
+}
+/// The same of a pass, and of its backward pass.
 constexpr Recipe rounds_transform(std::string_view outputs) {
-  return {
-      recipe::kTransform,
-      outputs,
-      k16Bit,
-      /*exact=*/true,
-      "z = round(c/temperature), c = round(softcap round(tanh(round(x/softcap))))",
-      "TRL and verl divide 16-bit logits by the temperature, Hugging Face's Gemma caps them: each step is a tensor"};
+  return transform_recipe(
+      outputs, "z = round(c/temperature), c = round(softcap round(tanh(round(x/softcap))))",
+      "TRL and verl divide 16-bit logits by the temperature, Hugging Face's Gemma caps them: each step is a tensor");
 }
 constexpr Recipe rounds_transform_gradient(std::string_view outputs) {
-  return {recipe::kTransform,
-          outputs,
-          k16Bit,
-          /*exact=*/true,
-          "dx = round(round(dz)/temperature), and with a cap round(round(softcap that) (1 - t^2))/softcap",
-          "autograd of 16-bit logits that are divided by the temperature or capped: each step is a tensor"};
+  return transform_recipe(
+      outputs, "dx = round(round(dz)/temperature), and with a cap round(round(softcap that) (1 - t^2))/softcap",
+      "autograd of 16-bit logits that are divided by the temperature or capped: each step is a tensor");
 }
 
 /// Counts the slack of a rounded logit as rounding of its z. It changes probabilities by up to exp(slack) - 1 of

@@ -58,9 +58,11 @@ constexpr Recipe rounds_partials(std::string_view outputs) {
 }
 /// The recipe product_in_16_bit of a product with a bias.
 constexpr Recipe rounds_product(std::string_view outputs, std::string_view formula) {
-  return {recipe::kProduct, outputs,
-          k16Bit,           /*exact=*/true,
-          formula,          "F.linear with a bias where PyTorch has no fused kernel: a product, then an addition"};
+  Recipe recipe{
+      recipe::kProduct, outputs, k16Bit,
+      /*exact=*/true,   formula, "F.linear with a bias where PyTorch has no fused kernel: a product, then an addition"};
+  recipe.needs = "bias";
+  return recipe;
 }
 void round_to_tf32(std::span<double> value, std::span<double> square);
 

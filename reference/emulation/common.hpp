@@ -3,7 +3,10 @@
 #pragma once
 
 #include <algorithm>
+#include <any>
 #include <array>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "operator/emulation.hpp"
@@ -28,6 +31,15 @@ inline Matrix matrix(const EmulationArgs& args, int index) { return {args.floats
 /// The same as an operand of products.
 inline Matrix factor(const EmulationArgs& args, int index) {
   return {args.arithmetic.factors(args.floats(index)), args.in(index).shape.back()};
+}
+
+/// factor() of a large input: emulations that don't round it share one.
+inline std::shared_ptr<const Matrix> shared_factor(const EmulationArgs& args, int index) {
+  const auto made = [&] { return std::make_shared<const Matrix>(factor(args, index)); };
+  if (args.kept == nullptr || args.arithmetic.rounds_factors()) return made();
+  std::any& kept = (*args.kept)["factor " + std::to_string(index)];
+  if (!kept.has_value()) kept = made();
+  return std::any_cast<std::shared_ptr<const Matrix>>(kept);
 }
 
 /// A matrix, used as stored or transposed.

@@ -50,6 +50,6 @@ constexpr auto kBackwardFaults = joined(kEntropyGradientFaults, kLinearGradientF
 
 extern const Emulation kLinearEntropyForward, kLinearEntropyBackward;
 const Emulation kLinearEntropyForward{linear_entropy::forward, linear_entropy::kForwardFaults};
-const Emulation kLinearEntropyBackward{linear_entropy::backward, linear_entropy::kBackwardFaults};
+const Emulation kLinearEntropyBackward{linear_entropy::backward, linear_entropy::kBackwardFaults, /*skips_empty=*/true};
 
 }  // namespace checkop

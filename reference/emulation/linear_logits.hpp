@@ -3,7 +3,10 @@
 #pragma once
 
 #include <algorithm>
+#include <any>
 #include <array>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "emulation/common.hpp"
@@ -30,19 +33,34 @@ inline constexpr auto kLinearGradientFaults =
     joined(kLinearFaults, std::array{kDlogitsRounded, kIgnoredRowReachesWeight});
 
 struct LinearProblem {
-  Matrix hidden, weight, logits;
+  Matrix hidden;
+  std::shared_ptr<const Matrix> weight;
+  Matrix logits;
   std::vector<float> bias;  ///< empty where absent
 };
+
+/// hidden weight^T. Emulations that compute it alike share it.
+inline Matrix shared_logits(const EmulationArgs& args, const LinearProblem& p) {
+  struct Product {
+    Matrix hidden, logits;
+  };
+  const auto made = [&] { return product(args, {p.hidden}, {*p.weight, true}); };
+  if (args.kept == nullptr || !args.arithmetic.has_plain_products()) return made();
+  std::any& kept = (*args.kept)["logits " + to_string(args.arithmetic.plan())];
+  if (!kept.has_value() || std::any_cast<Product>(&kept)->hidden.values != p.hidden.values)
+    kept = Product{p.hidden, made()};
+  return std::any_cast<Product>(&kept)->logits;
+}
 
 /// Loads hidden (input 0) with zeros in rows where skipped(row), and weight (input 1), then computes the logits.
 /// `bias`: the index of its input.
 template <class Skipped>
 LinearProblem load_linear(const EmulationArgs& args, int bias, const Skipped& skipped) {
   const Arithmetic& a = args.arithmetic;
-  LinearProblem p{factor(args, 0), factor(args, 1), {}, {}};
+  LinearProblem p{factor(args, 0), shared_factor(args, 1), {}, {}};
   for (int64_t r = 0; r < p.hidden.rows(); ++r)
     if (skipped(r)) std::fill_n(p.hidden.row(r), p.hidden.columns, 0.0F);
-  p.logits = product(args, {p.hidden}, {p.weight, true});
+  p.logits = shared_logits(args, p);
   if (args.has(bias) && !a.has(kBiasLeftOut.name)) p.bias = args.floats(bias);
   const bool rounded = a.has(kLogitsRounded.name), rounds_product = !p.bias.empty() && a.rounds(recipe::kProduct);
   const bool rounds = rounds_product || a.rounds(recipe::kLogits);
@@ -79,7 +97,8 @@ std::vector<double> sums_by_chunk(const EmulationArgs& args, const Matrix& dx, c
 inline void store_linear_gradients(const EmulationArgs& args, const LinearProblem& p, const Matrix& own,
                                    const Matrix& dx, bool has_bias, int64_t chunk_rows = 0) {
   const Arithmetic& a = args.arithmetic;
-  store(product(args, {own}, {p.weight}), args.out(0));
+  store(product(args, {own}, {*p.weight}), args.out(0));
+  if (args.out(1).empty() && args.out(2).empty()) return;
   const Matrix y = a.has(kIgnoredRowReachesWeight.name) ? factor(args, 0) : p.hidden;
   if (chunk_rows > 0 && a.rounds(recipe::kSumsByChunk)) {
     const auto rounded = [&](float x) { return a.rounded_if(true, x); };

@@ -92,7 +92,7 @@ Matrix own_part(const EmulationArgs& args, Matrix dz) {
 /// Adds input `carry`, if present, to an output.
 void carry_on(const EmulationArgs& args, int carry, std::vector<double>& gradient) {
   const Arithmetic& a = args.arithmetic;
-  if (!args.has(carry) || a.has(kCarryIgnored.name)) return;
+  if (!args.has(carry) || gradient.empty() || a.has(kCarryIgnored.name)) return;
   const std::vector<float> carried = args.floats(carry);
   const bool twice = a.has(kCarryTwice.name);
   for (size_t i = 0; i < carried.size(); ++i) {
@@ -132,8 +132,8 @@ constexpr auto kTpBackwardFaults =
 
 extern const Emulation kLinearLogpForward, kLinearLogpBackward, kTpLinearLogpForward, kTpLinearLogpBackward;
 const Emulation kLinearLogpForward{linear_logp::forward, linear_logp::kForwardFaults};
-const Emulation kLinearLogpBackward{linear_logp::backward, linear_logp::kBackwardFaults};
+const Emulation kLinearLogpBackward{linear_logp::backward, linear_logp::kBackwardFaults, /*skips_empty=*/true};
 const Emulation kTpLinearLogpForward{linear_logp::forward, linear_logp::kTpForwardFaults};
-const Emulation kTpLinearLogpBackward{linear_logp::backward, linear_logp::kTpBackwardFaults};
+const Emulation kTpLinearLogpBackward{linear_logp::backward, linear_logp::kTpBackwardFaults, /*skips_empty=*/true};
 
 }  // namespace checkop

@@ -45,26 +45,27 @@ constexpr double kNoiseLimit = 1;  // of noise_rms, where recipes widen the boun
 /// Calls body with the GoldArgs of the case.
 template <typename Body>
 auto with_gold_args(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const GoldSink& sink,
-                    const std::vector<RowSet>& rows, const ActiveRecipes& recipes, const Body& body) {
+                    const std::vector<RowSet>& rows, const ActiveRecipes& recipes, KeptResults* kept,
+                    const Body& body) {
   std::vector<const Tensor*> present;
   for (const Tensor& tensor : inputs) present.push_back(tensor.name.empty() ? nullptr : &tensor);
   std::vector<Shape> output_shapes;
   for (const OutputSpec& spec : c.pass->outputs) {
     output_shapes.push_back(is_present(c, spec.tensor) ? shape_of(c, spec.tensor) : Shape());
   }
-  return body(GoldArgs{present, c.attrs, threads, sink, output_shapes, rows, recipes});
+  return body(GoldArgs{present, c.attrs, threads, sink, output_shapes, rows, recipes, kept});
 }
 
 }  // namespace
 
 void run_gold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const GoldSink& sink,
-              const std::vector<RowSet>& rows, const ActiveRecipes& recipes) {
-  with_gold_args(c, inputs, threads, sink, rows, recipes, c.pass->gold);
+              const std::vector<RowSet>& rows, const ActiveRecipes& recipes, KeptResults* kept) {
+  with_gold_args(c, inputs, threads, sink, rows, recipes, kept, c.pass->gold);
 }
 
 Cost cost_of(const Case& c, const std::vector<Tensor>& inputs) {
   Work work;
-  if (c.pass->work != nullptr) work = with_gold_args(c, inputs, 1, {}, {}, {}, c.pass->work);
+  if (c.pass->work != nullptr) work = with_gold_args(c, inputs, 1, {}, {}, {}, nullptr, c.pass->work);
   double bytes = -work.unread_bytes;
   for (const Tensor& tensor : inputs) bytes += static_cast<double>(tensor.bytes.size());
   for (const OutputSpec& spec : c.pass->outputs) {
@@ -97,7 +98,6 @@ class Judge {
         contract_(contract),
         threads_(threads),
         copies_outputs_(subject.copies_outputs),
-        rows_(rows),
         stored_(stored),
         emulated_(emulated),
         sets_(rows.empty() ? std::vector<RowSet>(outputs.size()) : rows),
@@ -119,10 +119,10 @@ class Judge {
 
   std::vector<Comparison> judged(GoldTimes* times, RecipeSearch search) {
     std::vector<std::optional<OutputComparison>> compared;
-    std::vector<Comparison> results = once(outputs_, {}, times, &compared);
+    std::vector<Comparison> results = once(outputs_, {}, sets_, times, &compared);
     for (size_t i = 0; i < results.size(); ++i) {
       if (outputs_[i].name.empty() || results[i].passed()) continue;
-      note_telling_row(i, results[i]);
+      note_telling_rows(i, results[i]);
       search == RecipeSearch::every_set ? find_every_set(i, results[i]) : try_recipes(i, results[i]);
     }
     for (size_t i = 0; i < results.size(); ++i) {
@@ -139,12 +139,13 @@ class Judge {
         std::any_of(results.begin(), results.end(), [](const Comparison& result) { return result.out_of_bound > 0; });
     if (!any_fails || inputs_.empty() || (stored_ && emulated_ == nullptr)) return;
     EmulatedFaults own(c_, inputs_, threads_);
-    diagnose_outputs({c_, inputs_, outputs_, compared, sets_, threads_}, emulated_ != nullptr ? *emulated_ : own,
-                     results, !copies_outputs_);
+    diagnose_outputs({c_, inputs_, outputs_, compared, sets_, threads_, &kept_},
+                     emulated_ != nullptr ? *emulated_ : own, results, !copies_outputs_);
   }
 
-  /// One run of the gold with `recipes`, compared with `outputs`.
-  std::vector<Comparison> once(const std::vector<Tensor>& outputs, const Names& recipes, GoldTimes* times = nullptr,
+  /// One run of the gold with `recipes` for the rows `sets`, compared with `outputs`.
+  std::vector<Comparison> once(const std::vector<Tensor>& outputs, const Names& recipes,
+                               const std::vector<RowSet>& sets, GoldTimes* times = nullptr,
                                std::vector<std::optional<OutputComparison>>* kept = nullptr) const {
     std::vector<std::optional<OutputComparison>> comparisons(outputs.size());
     for (size_t i = 0; i < outputs.size(); ++i) {
@@ -152,7 +153,7 @@ class Judge {
       const OutputSpec& spec = c_.pass->outputs[i];
       comparisons[i].emplace(outputs[i].dtype, outputs[i].bytes.data(),
                              judged_view(*c_.op, spec.tensor, outputs[i].shape), gates_under(i, recipes), terms_[i],
-                             sets_[i], token_quantity(spec));
+                             sets[i], token_quantity(spec));
     }
     std::atomic<int64_t> compare_ns{0};
     const auto start = Clock::now();
@@ -166,7 +167,7 @@ class Judge {
     if (stored_) {
       stored_(threads_, active, compare);
     } else {
-      run_gold(c_, inputs_, threads_, compare, rows_, active);
+      run_gold(c_, inputs_, threads_, compare, sets, active, &kept_);
     }
     const auto identities_start = Clock::now();
     std::vector<Comparison> results;
@@ -231,14 +232,14 @@ class Judge {
     Names all, granted;
     for (const Recipe* recipe : known) all.push_back(recipe->name);
     for (const RecipeGrant& grant : gates_[i].recipes) granted.push_back(grant.name);
-    const std::vector<Names> sets = recipe_sets(known);
+    const std::vector<Names> sets = sets_to_try(known);
     if (const Names* set = first_that_passes(i, known, sets, {}, granted)) {
-      result = judged_by(*set)[i];
+      result = judged_by(i, *set);
       result.recipes.assign(set->begin(), set->end());
       return;
     }
     const double work = std::min(gold_work(c_), contract_.sampling().above);
-    if (stored_ || work * static_cast<double>(sets.size()) > kMostRecipeWork) return;
+    if (stored_ || work * static_cast<double>(recipe_sets(known).size()) > kMostRecipeWork) return;
     result.tried_recipes = true;
     if (const Names* set = first_that_passes(i, known, sets, granted, all))
       result.passes_under.assign(set->begin(), set->end());
@@ -251,7 +252,7 @@ class Judge {
     Names all;
     for (const Recipe* recipe : known) all.push_back(recipe->name);
     std::vector<Names> found;
-    for (const Names& set : recipe_sets(known)) {
+    for (const Names& set : sets_to_try(known)) {
       const bool has_part =
           std::any_of(found.begin(), found.end(), [&](const Names& part) { return is_part_of(part, set); });
       if (!has_part && passes_by(i, known, set, all)) found.push_back(set);
@@ -259,6 +260,20 @@ class Judge {
     result.tried_recipes = true;
     for (const Names& set : found) result.every_set.emplace_back(set.begin(), set.end());
     if (!found.empty()) result.passes_under = result.every_set.front();
+  }
+
+  /// Sets of the recipes that round anything in the case. With another one, a set passes if it passes without.
+  std::vector<Names> sets_to_try(std::vector<const Recipe*> known) const {
+    const auto differs = [&](std::string_view name) {
+      const auto attrs = c_.op->attrs;
+      const auto at = std::ranges::find(attrs, name, &AttrSpec::name);
+      return c_.optionals.contains(name) ||
+             (at != attrs.end() && c_.attrs[static_cast<size_t>(at - attrs.begin())] != at->fallback);
+    };
+    std::erase_if(known, [&](const Recipe* recipe) {
+      return !recipe->needs.empty() && std::ranges::none_of(split_dims(recipe->needs), differs);
+    });
+    return recipe_sets(known);
   }
 
   /// The first of `sets` that is a subset of `allowed`, not of `tried`, and by which output i passes; nullptr for none.
@@ -279,30 +294,29 @@ class Judge {
       if (is_part_of({recipe->name}, recipe->changes_gold() ? set : allowed)) widest.push_back(recipe->name);
     }
     if (!passes_in_telling_rows(i, widest) || !passes_in_telling_rows(i, set)) return false;
-    const Comparison& of_widest = judged_by(widest)[i];
-    note_telling_row(i, of_widest);
-    if (of_widest.out_of_bound > 0) return false;
-    const Comparison& of_set = judged_by(set)[i];
-    note_telling_row(i, of_set);
+    const Comparison& of_set = judged_by(i, set);
+    note_telling_rows(i, of_set);
     return of_set.passed();
   }
 
-  /// The row of the worst element is likely to fail under other sets, too.
-  void note_telling_row(size_t i, const Comparison& result) {
-    if (!c_.pass->outputs[i].sampled || result.out_of_bound == 0 || !result.worst) return;
+  /// The rows of the worst and the first failing element are likely to fail under other sets, too.
+  void note_telling_rows(size_t i, const Comparison& result) {
+    if (!has_single_rows(i) || result.out_of_bound == 0) return;
     const MatrixView view = judged_view(*c_.op, c_.pass->outputs[i].tensor, outputs_[i].shape);
-    const int64_t row = result.worst->index / view.columns;
-    if (std::ranges::count(telling_rows_[i], row) == 0) telling_rows_[i].push_back(row);
+    for (const auto& element : {result.worst, result.first}) {
+      if (!element) continue;
+      const int64_t row = element->index / view.columns;
+      if (std::ranges::count(telling_rows_[i], row) == 0) telling_rows_[i].push_back(row);
+    }
   }
 
   /// Whether output i is within its bounds under `set` in the rows in which other sets failed. If it is not, the much
-  /// slower gold of all rows is not needed. True if the gold can't compute single rows.
+  /// slower gold of all rows is not needed. If the gold can't compute single rows, in all rows.
   bool passes_in_telling_rows(size_t i, const Names& set) {
-    if (const auto judged = by_recipes_.find(set); judged != by_recipes_.end())
-      return judged->second[i].out_of_bound == 0;
+    if (!has_single_rows(i) || by_recipes_.contains({group_of(i), set})) return judged_by(i, set).out_of_bound == 0;
     const std::vector<int64_t>& rows = telling_rows_[i];
     auto& [passes, tried] = in_telling_rows_[{i, set}];
-    if (stored_ || !passes || tried == rows.size()) return passes;
+    if (!passes || tried == rows.size()) return passes;
     RowSet chosen{false, {rows.begin() + static_cast<std::ptrdiff_t>(tried), rows.end()}};
     std::ranges::sort(chosen.chosen);
     tried = rows.size();
@@ -318,14 +332,27 @@ class Judge {
     const auto compare = [&](const GoldRows& block) {
       if (block.output == static_cast<int>(i)) comparison.add(block);
     };
-    run_gold(c_, inputs_, threads_, compare, rows_of(c_, output, chosen.chosen), active_recipes(set));
+    run_gold(c_, inputs_, threads_, compare, rows_of(c_, output, chosen.chosen), active_recipes(set), &kept_);
     return comparison.finish().out_of_bound == 0;
   }
 
-  const std::vector<Comparison>& judged_by(const Names& set) {
-    const auto found = by_recipes_.find(set);
-    if (found != by_recipes_.end()) return found->second;
-    return by_recipes_.emplace(set, once(outputs_, set)).first->second;
+  bool has_single_rows(size_t i) const { return !stored_ && c_.pass->outputs[i].sampled; }
+  /// Output i is judged together with the outputs of this group.
+  std::string group_of(size_t i) const {
+    return has_single_rows(i) ? row_group(c_, c_.pass->outputs[i].tensor) : std::string();
+  }
+
+  /// Output i under `set`. The gold computes no row of sampled outputs that other groups hold.
+  const Comparison& judged_by(size_t i, const Names& set) {
+    const std::string group = group_of(i);
+    std::vector<Comparison>& judged = by_recipes_[{group, set}];
+    if (judged.empty()) {
+      std::vector<RowSet> sets = sets_;
+      for (size_t k = 0; k < sets.size(); ++k)
+        if (has_single_rows(k) && group_of(k) != group) sets[k] = {false};
+      judged = once(outputs_, set, sets);
+    }
+    return judged[i];
   }
 
   /// Removes the trivial answers from would_pass that the gates of the whole output reject.
@@ -339,7 +366,7 @@ class Judge {
       for (const Tensor& output : outputs_) tried.push_back(copy_of(output));
       tried[i] =
           trivial_tensor(answer, outputs_[i], judged_view(*c_.op, c_.pass->outputs[i].tensor, outputs_[i].shape));
-      return !once(tried, recipes)[i].passed();
+      return !once(tried, recipes, sets_)[i].passed();
     });
   }
 
@@ -355,13 +382,13 @@ class Judge {
   const Contract& contract_;
   const unsigned threads_;
   const bool copies_outputs_;
-  const std::vector<RowSet>& rows_;
   const GoldReplay& stored_;
   EmulatedFaults* const emulated_;
   const std::vector<RowSet> sets_;
   std::vector<Gates> gates_;
   std::vector<int64_t> terms_;
-  std::map<Names, std::vector<Comparison>> by_recipes_;
+  mutable KeptResults kept_;
+  std::map<std::pair<std::string, Names>, std::vector<Comparison>> by_recipes_;  ///< by group and recipes
   std::vector<std::vector<int64_t>> telling_rows_;  ///< by output: of the worst elements, without recipes and
                                                     ///< under sets that failed
   struct InTellingRows {

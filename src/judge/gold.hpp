@@ -18,9 +18,9 @@ class EmulatedFaults;
 struct JudgedOutputs;
 
 /// Runs the gold of c.pass on `inputs` (from make_inputs) and hands its rows to `sink`: the rows of sample_rows(), or
-/// all rows if `rows` is empty.
+/// all rows if `rows` is empty. `kept`: of golds of the same case, inputs and numbers of the recipes.
 void run_gold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const GoldSink& sink,
-              const std::vector<RowSet>& rows = {}, const ActiveRecipes& recipes = {});
+              const std::vector<RowSet>& rows = {}, const ActiveRecipes& recipes = {}, KeptResults* kept = nullptr);
 
 /// Floating-point operations of the case and bytes moved at least, from Pass::work; `inputs` as for run_gold.
 struct Cost {

@@ -16,7 +16,7 @@ constexpr double kMostDiagnosisWork = 1e9;  // in units of gold_work(); for a go
 
 std::map<int64_t, NearbyRow> nearby_rows(const Case& c, const std::vector<Tensor>& inputs, size_t index,
                                          const MatrixView& view, const OutputComparison& comparison,
-                                         const std::vector<int64_t>& wanted, unsigned threads) {
+                                         const std::vector<int64_t>& wanted, unsigned threads, KeptResults* kept) {
   const auto& outputs = c.pass->outputs;
   if (wanted.empty() || (!outputs[index].sampled && gold_work(c) > kMostDiagnosisWork)) return {};
   std::map<int64_t, NearbyRow> found;
@@ -35,7 +35,7 @@ std::map<int64_t, NearbyRow> nearby_rows(const Case& c, const std::vector<Tensor
       found[row] = std::move(near);
     }
   };
-  run_gold(c, inputs, threads, take, rows_of(c, outputs[index], wanted));
+  run_gold(c, inputs, threads, take, rows_of(c, outputs[index], wanted), {}, kept);
   return found;
 }
 
@@ -107,7 +107,7 @@ void diagnose_outputs(const JudgedOutputs& judged, EmulatedFaults& emulated, std
     Suspect suspect{output.dtype, output.bytes.data(), view, judged.rows[i], failures, {}, {}, {}, poisoned};
     suspect.nearby = is_cheap ? all_rows(emulated.gold({}), i, view, compared)
                               : nearby_rows(c, judged.inputs, i, view, compared, rows_to_compare(failures, view.rows),
-                                            judged.threads);
+                                            judged.threads, judged.kept);
     suspect.masks = masks_of(c, judged.inputs, spec, view.columns);
     for (const std::string_view dim : split_dims(spec.dims)) suspect.dims.emplace_back(dim, extent_of(c, dim));
     const Pattern seen = diagnose(suspect);

@@ -38,9 +38,12 @@ bool applies_to(const FaultSpec& fault, const Case& c) {
   return fault.needs.empty() || c.optionals.contains(fault.needs);
 }
 
-std::vector<double> decoded(const Tensor& tensor) {
-  std::vector<double> values(static_cast<size_t>(tensor.count()));
-  info(tensor.dtype).decode(tensor.bytes.data(), values.data(), values.size());
+/// The `count` elements of a part.
+std::vector<double> decoded(const Tensor& tensor, const Part& part, size_t count) {
+  std::vector<double> values(count);
+  const size_t first = part.whole ? 0 : static_cast<size_t>(part.first) * count / static_cast<size_t>(part.n);
+  const DTypeInfo& type = info(tensor.dtype);
+  type.decode(tensor.bytes.data() + first * type.bytes, values.data(), count);
   return values;
 }
 
@@ -50,31 +53,31 @@ bool is_of_order(const FaultSpec& fault) { return fault.name == faults::kBf16Acc
 /// Compares the outputs of a check with emulations of faults on one part of it.
 class Suspects {
  public:
-  Suspects(const JudgedOutputs& judged, EmulatedFaults& emulated) : judged_(judged), emulated_(emulated) {
-    for (const Tensor& output : judged.outputs)
-      got_.push_back(output.name.empty() ? std::vector<double>() : decoded(output));
-  }
+  Suspects(const JudgedOutputs& judged, EmulatedFaults& emulated) : judged_(judged), emulated_(emulated) {}
 
   /// By output; outputs that the part does not hold agree with everything.
   std::vector<Fit> fits(const Part& part, const FaultSpec& fault, const Plan& plan) {
     const EmulatedFaults::Gold& gold = emulated_.gold(part);
     const Values& wrong = emulated_.values(part, fault.name, plan);
     const bool to_the_end = is_of_order(fault);
-    std::vector<Fit> all(got_.size());
+    Values& got = got_[part];
+    if (got.empty()) {
+      for (size_t i = 0; i < gold.value.size(); ++i)
+        got.push_back(decoded(judged_.outputs[i], part, gold.value[i].size()));
+    }
+    std::vector<Fit> all(got.size());
     for (size_t i = 0; i < all.size(); ++i) {
-      if (!gold.value[i].empty()) all[i] = fit_of(i, part, gold, wrong[i], to_the_end);
+      if (!gold.value[i].empty()) all[i] = fit_of(i, gold, got[i], wrong[i], to_the_end);
     }
     return all;
   }
 
  private:
-  Fit fit_of(size_t index, const Part& part, const EmulatedFaults::Gold& gold, const std::vector<double>& wrong,
-             bool to_the_end) const {
+  Fit fit_of(size_t index, const EmulatedFaults::Gold& gold, const std::vector<double>& got,
+             const std::vector<double>& wrong, bool to_the_end) const {
     const DType dtype = judged_.outputs[index].dtype;
     const OutputComparison& comparison = *judged_.compared[index];
     const std::vector<double>& value = gold.value[index];
-    const double* const got =
-        got_[index].data() + (part.whole ? 0 : part.first * std::ssize(value) / std::max<int64_t>(part.n, 1));
     const double growth = std::max(1.0, norm(wrong) / norm(value));
     Fit fit;
     for (size_t i = 0; i < value.size(); ++i) {
@@ -106,7 +109,7 @@ class Suspects {
 
   const JudgedOutputs& judged_;
   EmulatedFaults& emulated_;
-  Values got_;
+  std::map<Part, Values> got_;
 };
 
 struct Candidate {
@@ -237,6 +240,7 @@ class Search {
   void try_orders(const Part& part, double cost, Candidate& candidate) {
     for (const Plan& plan : all_plans()) {
       if (left_ < cost) return;
+      if (plan.fma) continue;  // sums in bf16 round each product
       left_ -= cost;
       Candidate other{candidate.fault, suspects_.fits(part, candidate.fault, plan)};
       if (!other.gives_every_output()) continue;
@@ -271,7 +275,7 @@ class Search {
 
 }  // namespace
 
-const EmulatedFaults::Sliced& EmulatedFaults::slice(const Part& part) {
+EmulatedFaults::Sliced& EmulatedFaults::slice(const Part& part) {
   const auto found = slices_.find(part);
   if (found != slices_.end()) return found->second;
   Sliced& to = slices_.emplace(part, Sliced{part.whole ? c_ : slice_rows(c_, part.first, part.first + part.n), {}, {}})
@@ -324,21 +328,23 @@ const Values& EmulatedFaults::values(const Part& part, std::string_view fault, c
   const std::tuple key{part, std::string(fault), to_string(plan)};
   const auto found = values_.find(key);
   if (found != values_.end()) return found->second;
-  const Sliced& sliced = slice(part);
+  Sliced& sliced = slice(part);
   Values& values = values_[key];
+  const auto is_held = [&](const TensorSpec& spec) { return part.whole || is_per_row(*c_.op, spec); };
   for (const OutputSpec& output : c_.pass->outputs) {
-    const bool present = is_present(sliced.c, output.tensor);
-    values.emplace_back(present ? static_cast<size_t>(element_count(shape_of(sliced.c, output.tensor))) : 0);
+    const TensorSpec& spec = output.tensor;
+    const bool wants = is_present(c_, spec) && (is_held(spec) || !c_.pass->emulation->skips_empty);
+    values.emplace_back(wants ? element_count(shape_of(sliced.c, spec)) : 0);
   }
   const bool is_recipe = std::any_of(c_.pass->recipes.begin(), c_.pass->recipes.end(),
                                      [&](const Recipe& recipe) { return recipe.name == fault; });
   const std::vector<std::string_view> recipes(is_recipe ? 1 : 0, fault);
   const Arithmetic arithmetic(plan, is_recipe ? "" : fault, ActiveRecipes(recipes, c_.dtype, 1, {}));
   const std::vector<int64_t> bounds = part_bounds(sliced.c);
-  c_.pass->emulation->run({sliced.inputs, sliced.c.attrs, arithmetic, values, threads_, bounds});
+  c_.pass->emulation->run({sliced.inputs, sliced.c.attrs, arithmetic, values, threads_, bounds, &sliced.kept});
   for (size_t i = 0; i < values.size(); ++i) {
     const TensorSpec& spec = c_.pass->outputs[i].tensor;
-    if (!part.whole && !is_per_row(*c_.op, spec)) values[i] = std::vector<double>();  // the part has no gold of it
+    if (!is_held(spec)) values[i] = std::vector<double>();  // the part has no gold of it
     if (values[i].empty()) continue;
     const DTypeInfo& type = info(dtype_of(c_, spec));
     std::vector<std::byte> stored(values[i].size() * type.bytes);

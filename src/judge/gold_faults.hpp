@@ -23,6 +23,7 @@ struct JudgedOutputs {
   const std::vector<std::optional<OutputComparison>>& compared;  ///< by output
   const std::vector<RowSet>& rows;                               ///< by output: the rows that were compared
   unsigned threads;
+  KeptResults* kept = nullptr;  ///< of golds of these inputs
 };
 
 /// The known faults, and the rounding points of recipes, that explain an output.
@@ -59,8 +60,9 @@ class EmulatedFaults {
     Case c;
     std::vector<Tensor> tensors;        ///< the rows of per-row inputs
     std::vector<const Tensor*> inputs;  ///< nullptr for an absent one
+    KeptResults kept = {};
   };
-  const Sliced& slice(const Part& part);
+  Sliced& slice(const Part& part);
 
   const Case& c_;
   const std::vector<Tensor>& inputs_;

@@ -12,14 +12,6 @@
 namespace checkop {
 namespace {
 
-/// Rounds to the nearest float with `dropped` fewer fraction bits, ties to even. NaN and infinity are unchanged.
-float rounded(float x, int dropped) {
-  if (!std::isfinite(x)) return x;
-  const auto bits = std::bit_cast<uint32_t>(x);
-  const uint32_t lowest = 1U << dropped, half = lowest >> 1;
-  return std::bit_cast<float>((bits + half - 1 + ((bits >> dropped) & 1U)) & ~(lowest - 1));
-}
-
 std::string_view name_of(Plan::Order order) {
   switch (order) {
     case Plan::Order::serial:
@@ -89,12 +81,10 @@ Arithmetic::Arithmetic(const Plan& plan, std::string_view fault, ActiveRecipes r
       dropped_k_(fault == faults::kLastKDropped.name ? 1 : 0) {}
 
 std::vector<float> Arithmetic::factors(std::vector<float> values) const {
-  if (tf32_factors_ || recipes_.has(kTf32Operands))
+  if (rounds_factors())
     std::transform(values.begin(), values.end(), values.begin(), [](float x) { return rounded(x, 13); });
   return values;
 }
-
-float Arithmetic::to_bf16(float x) { return rounded(x, 16); }
 
 std::vector<float> EmulationArgs::floats(int index) const {
   constexpr size_t kAtOnce = size_t{1} << 14;

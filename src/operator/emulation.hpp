@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -104,15 +105,30 @@ class Arithmetic {
 
   float exponential(float x) const { return bf16_exponential_ ? to_bf16(std::exp(x)) : std::exp(x); }
 
+  /// Whether the multiplier rounds the operands of products.
+  bool rounds_factors() const { return tf32_factors_ || recipes_.has(kTf32Operands); }
+  /// Whether products depend on nothing but their operands and the plan.
+  bool has_plain_products() const {
+    return !(rounds_factors() || dropped_k_tile_ || dropped_k_ > 0 || bf16_accumulator_ || bf16_partials_ ||
+             partial_lost_ || rounds_partials_);
+  }
   /// Operands of products as the multiplier rounds them.
   std::vector<float> factors(std::vector<float> values) const;
 
-  static float to_bf16(float x);  ///< to nearest, ties to even
+  static float to_bf16(float x) { return rounded(x, 16); }  ///< to nearest, ties to even
   /// Tile length: a quarter of a short sum, 128 terms of a long one.
   static int64_t tile_of(int64_t n) { return n < 2 ? 0 : std::clamp<int64_t>(n / 4, 1, 128); }
 
  private:
   static constexpr int64_t kParts = 4;
+
+  /// The nearest float with `dropped` fewer fraction bits, ties to even. NaN and infinity are unchanged.
+  static float rounded(float x, int dropped) {
+    const auto bits = std::bit_cast<uint32_t>(x);
+    const uint32_t lowest = 1U << dropped, half = lowest >> 1;
+    const float nearest = std::bit_cast<float>((bits + half - 1 + ((bits >> dropped) & 1U)) & ~(lowest - 1));
+    return std::isfinite(x) ? nearest : x;
+  }
 
   /// Number of a dot product's n terms that are added.
   int64_t terms_of(int64_t n) const {
@@ -187,9 +203,10 @@ struct EmulationArgs {
   std::span<const Tensor* const> inputs;  ///< in the order of the pass; nullptr for an absent optional input
   std::span<const double> attrs;
   const Arithmetic& arithmetic;
-  Values& outputs;                       ///< sized as the outputs, filled with 0
-  unsigned threads = 1;                  ///< results do not depend on it
+  Values& outputs;       ///< sized as the outputs, filled with 0; empty for an absent one. See Emulation::skips_empty
+  unsigned threads = 1;  ///< results do not depend on it
   std::span<const int64_t> bounds = {};  ///< bounds of the ranks' parts of the parallel dimension; empty: no ranks
+  KeptResults* kept = nullptr;           ///< nullptr: for this emulation alone
 
   const Tensor& in(int index) const { return *inputs[static_cast<size_t>(index)]; }
   bool has(int index) const { return inputs[static_cast<size_t>(index)] != nullptr; }
@@ -204,6 +221,7 @@ struct EmulationArgs {
 struct Emulation {
   void (*run)(const EmulationArgs&);
   std::span<const FaultSpec> faults;  ///< faults that `run` or its arithmetic implements
+  bool skips_empty = false;           ///< `run` leaves out a present output that is empty, for it is not asked for
 };
 
 }  // namespace checkop

@@ -26,7 +26,7 @@ struct Run {
 using Totals = std::array<float, kAtOnce>;
 
 /// Dot products of one run for `count` vectors b. `beside`: kAtOnce vectors b lie next to each other (b_next is 1).
-template <bool fused, bool beside>
+template <bool fused, bool beside, bool in_bf16>
 [[gnu::always_inline]] inline Totals add_run(const Factors& of, const Run& run, int count) {
   Totals totals{};
   const int n = beside ? kAtOnce : count;
@@ -38,25 +38,34 @@ template <bool fused, bool beside>
       float& total = totals[static_cast<size_t>(c)];
       const float of_b = b[beside ? c : c * of.b_next];
       total = fused ? __builtin_fmaf(a, of_b, total) : total + a * of_b;
+      if (in_bf16) total = Arithmetic::to_bf16(total);
     }
   }
   return totals;
 }
 
-template <bool fused>
+template <bool fused, bool in_bf16 = false>
 [[gnu::always_inline]] inline Totals add_run(const Factors& of, const Run& run, int count) {
-  if (count < kAtOnce) return add_run<fused, false>(of, run, count);
-  return of.b_next == 1 ? add_run<fused, true>(of, run, kAtOnce) : add_run<fused, false>(of, run, kAtOnce);
+  if (count < kAtOnce) return add_run<fused, false, in_bf16>(of, run, count);
+  return of.b_next == 1 ? add_run<fused, true, in_bf16>(of, run, kAtOnce)
+                        : add_run<fused, false, in_bf16>(of, run, kAtOnce);
 }
 
-Totals add_run_anywhere(const Factors& of, const Run& run, int count, bool fused) {
-  return fused ? add_run<true>(of, run, count) : add_run<false>(of, run, count);
+/// How a chain of additions rounds.
+enum class Chain : uint8_t { products_first, fused, in_bf16 };
+
+[[gnu::always_inline]] inline Totals add_run(const Factors& of, const Run& run, int count, Chain chain) {
+  if (chain == Chain::in_bf16) return add_run<false, true>(of, run, count);
+  return chain == Chain::fused ? add_run<true>(of, run, count) : add_run<false>(of, run, count);
+}
+Totals add_run_anywhere(const Factors& of, const Run& run, int count, Chain chain) {
+  return add_run(of, run, count, chain);
 }
 
 #if defined(__x86_64__)
 /// For CPUs where a fused multiply-add is an instruction, not a call of the math library.
-[[gnu::target("avx2,fma")]] Totals add_run_fma(const Factors& of, const Run& run, int count, bool fused) {
-  return fused ? add_run<true>(of, run, count) : add_run<false>(of, run, count);
+[[gnu::target("avx2,fma")]] Totals add_run_fma(const Factors& of, const Run& run, int count, Chain chain) {
+  return add_run(of, run, count, chain);
 }
 const auto sum_run = __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2") ? add_run_fma : add_run_anywhere;
 #else
@@ -72,10 +81,11 @@ void Arithmetic::dots(int64_t count, float* to, int64_t n, const float* a, int64
     std::fill_n(to, count, 0.0F);
     return;
   }
-  if (bf16_accumulator_ || bf16_partials_ || partial_lost_ || rounds_partials_ || plan_.order == pairwise) {
+  if (bf16_partials_ || partial_lost_ || rounds_partials_ || plan_.order == pairwise) {
     for (int64_t c = 0; c < count; ++c) to[c] = dot(n, a, a_step, b + c * b_next, b_step);
     return;
   }
+  const Chain chain = bf16_accumulator_ ? Chain::in_bf16 : plan_.fma ? Chain::fused : Chain::products_first;
   const int64_t terms = terms_of(n);
   const bool whole = plan_.order == serial || plan_.order == reversed;
   const int64_t runs = whole ? 1 : plan_.order == split ? plan_.width : (terms + plan_.width - 1) / plan_.width;
@@ -87,8 +97,8 @@ void Arithmetic::dots(int64_t count, float* to, int64_t n, const float* a, int64
     const Factors factors{a, a_step, b + first * b_next, b_step, b_next};
     Totals totals{};
     for (int64_t i = 0; i < runs; ++i) {
-      const Totals part = sum_run(factors, {bound(i), bound(i + 1), plan_.order == reversed}, here, plan_.fma);
-      for (size_t c = 0; c < totals.size(); ++c) totals[c] = whole ? part[c] : totals[c] + part[c];
+      const Totals part = sum_run(factors, {bound(i), bound(i + 1), plan_.order == reversed}, here, chain);
+      for (size_t c = 0; c < totals.size(); ++c) totals[c] = whole ? part[c] : kept(totals[c] + part[c]);
     }
     std::copy_n(totals.begin(), here, to + first);
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <any>
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -113,6 +114,9 @@ struct RowSet {
   }
 };
 
+/// What golds, or emulations, of the same case and inputs need not compute twice, by what else it depends on.
+using KeptResults = std::map<std::string, std::any>;
+
 /// Arguments of a gold function: the stored bytes that the candidate gets, decoded on demand.
 struct GoldArgs {
   std::span<const Tensor* const> inputs;  ///< in the order of the pass; nullptr for an absent optional input
@@ -122,6 +126,7 @@ struct GoldArgs {
   std::vector<Shape> output_shapes = {};  ///< in the order of the pass; empty shape for an absent output
   std::span<const RowSet> row_sets = {};  ///< in the order of the pass; empty: every row. See rows().
   ActiveRecipes recipes = {};             ///< roundings that the gold has to make or to allow for
+  KeptResults* kept = nullptr;            ///< nullptr: for this gold alone
 
   const Tensor& in(int index) const { return *inputs[static_cast<size_t>(index)]; }
   bool has(int index) const { return inputs[static_cast<size_t>(index)] != nullptr; }

@@ -30,6 +30,9 @@ struct Recipe {
   std::string_view independent = "";
   /// Of an allowance: the gold rounds, too, where the roundings are too large to be allowed for.
   bool rounds_large = false;
+  /// Optional inputs and attributes, "temperature softcap": where none of them is present or differs from its fallback,
+  /// there is nothing to round. "": there always is.
+  std::string_view needs = "";
 
   /// Whether this recipe changes the gold's values, not only their bounds.
   bool changes_gold() const { return exact || rounds_large; }

@@ -355,6 +355,45 @@ TEST(EmulatedFault, OfAPartHoldsItsRowsAlone) {
   EXPECT_EQ(emulated.values({}, "wrong_label", {})[1].size(), 30u * 8);
 }
 
+TEST(EmulatedFault, OfAPartSkipsOtherOutputs) {
+  int64_t n_skipped = 0;
+  for (const Operator* op : operators()) {
+    const Pass& pass = op->passes.back();
+    if (pass.emulation == nullptr || !pass.emulation->skips_empty) continue;
+    Case c = fitted(gold_case(op->name, pass.name, DType::f32, test_dims(*op, 4)));
+    for (const std::string_view name : optionals_of(pass)) c.optionals.emplace(name);
+    const std::vector<Tensor> inputs = make_inputs(c, 1);
+    EmulatedFaults emulated(c, inputs, 1);
+    for (const FaultSpec& fault : pass.emulation->faults) {
+      const Values& values = emulated.values({1, 1, false}, fault.name, {});
+      for (size_t i = 0; i < values.size(); ++i) {
+        n_skipped += values[i].empty() ? 1 : 0;
+        EXPECT_EQ(values[i].empty(), !is_per_row(*op, pass.outputs[i].tensor)) << op->name << " " << fault.name;
+      }
+    }
+  }
+  EXPECT_GE(n_skipped, 100);
+}
+
+// What emulations share must not depend on the faults before.
+TEST(EmulatedFault, IsTheSameAfterOthers) {
+  for (const std::string_view op : {"linear_logp", "linear_entropy", "linear_policy_loss", "tp_linear_logp"}) {
+    const Case c = fitted(gold_case(op, "backward", DType::bf16, test_dims(*find_operator(op), 4)));
+    const std::vector<Tensor> inputs = make_inputs(c, 1);
+    EmulatedFaults shared(c, inputs, 1);
+    for (const FaultSpec& fault : c.pass->emulation->faults) {
+      for (const Plan& plan : {Plan{}, Plan{Plan::Order::reversed}}) {
+        EmulatedFaults alone(c, inputs, 1);
+        const Values &one = shared.values({}, fault.name, plan), &other = alone.values({}, fault.name, plan);
+        for (size_t i = 0; i < one.size(); ++i)
+          EXPECT_TRUE(
+              std::ranges::equal(one[i], other[i], [](double a, double b) { return a == b || (a != a && b != b); }))
+              << op << " " << fault.name << " " << c.pass->outputs[i].tensor.name;
+      }
+    }
+  }
+}
+
 TEST(EmulatedFault, IsNotGuessedWhereNoneFits) {
   const Case c = gold_case("logp", "forward", DType::f32, {{"batch", 2}, {"seq", 8}, {"vocab", 700}});
   const std::vector<Tensor> inputs = make_inputs(c, 1);
