@@ -40,6 +40,8 @@ class LogitTransform {
 
   /// Whether gradients of logits that are off by a constant stay the same, and those of a row add up to 0.
   bool is_linear() const { return softcap_ == 0; }
+  /// Whether z is not x itself.
+  bool has_steps() const { return temperature_ != 1 || softcap_ != 0; }
 
   /// Transforms the logit x, whose sums have the coefficient `magnitude`.
   TransformedLogit operator()(double x, double magnitude = 0) const {
@@ -85,9 +87,7 @@ class SteppedTransform {
   SteppedTransform(const GoldArgs& args, const LogitTransform& transform) : args_(args), of_(transform) {}
 
   /// Whether the active recipes have it, and it has steps.
-  bool is_active() const {
-    return args_.recipes.has(recipe::kTransform) && (of_.temperature_ != 1 || of_.softcap_ != 0);
-  }
+  bool is_active() const { return args_.recipes.has(recipe::kTransform) && of_.has_steps(); }
 
   /// Transforms the logit x. The slope is that of tanh.
   TransformedLogit operator()(const GoldElement& x) const {

@@ -177,7 +177,8 @@ void check_logp(const IdentityArgs& args) { check_zero_rows(args, 0, rows_to_use
 void check_differentiated(const IdentityArgs& args, const Changes& changes) {
   const std::vector<char> used = rows_to_use(args.in(1), args.attrs);
   const double unit = args.recipes.case_unit();
-  const bool steps = args.recipes.has(recipe::kTransform) && !changes.truncation.is_active();
+  const bool steps =
+      args.recipes.has(recipe::kTransform) && changes.transform.has_steps() && !changes.truncation.is_active();
   if (changes.transform.is_linear())
     check_row_sums(args, 0, 0, 2, used, changes.transform, args.recipes.has(recipe::kLogp) ? unit : 0,
                    steps ? unit : 0);

@@ -2,6 +2,7 @@
 // Identities that hold for rows without gold, and the errors found there.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -137,6 +138,46 @@ TEST(Residuals, RowSumsHoldUnderRoundedLogProbabilities) {
   EXPECT_FALSE(sums_hold({}, 1));
   EXPECT_FALSE(sums_hold(recipes, 0.9));
   EXPECT_FALSE(sums_hold(recipes, std::numeric_limits<double>::quiet_NaN()));
+}
+
+/// What gold and identities emit under these recipes, in order.
+std::vector<double> emitted(const Question& q, const ActiveRecipes& recipes) {
+  std::vector<double> all;
+  run_gold(
+      q.c, q.inputs, 1,
+      [&](const GoldRows& block) {
+        for (const double* array : {block.value, block.magnitude, block.rounding})
+          if (array != nullptr) all.insert(all.end(), array, array + block.n_rows * block.columns);
+      },
+      {}, recipes);
+  std::vector<const Tensor*> in, out;
+  for (const Tensor& tensor : q.inputs) in.push_back(tensor.name.empty() ? nullptr : &tensor);
+  for (const Tensor& tensor : q.outputs) out.push_back(tensor.name.empty() ? nullptr : &tensor);
+  IdentityArgs args{in, out,    q.c.attrs, 1, [](std::string_view, uint64_t i) { return i % 3 == 0 ? 1.0 : -1.0; },
+                    {}, recipes};
+  args.sink = [&](const Residual& r) { all.insert(all.end(), {r.value, r.magnitude, r.rounding, r.stored}); };
+  if (q.c.pass->identities != nullptr) q.c.pass->identities(args);
+  return all;
+}
+
+// The search for recipes leaves such a recipe out.
+TEST(Residuals, ARecipeChangesNothingWithoutWhatItNeeds) {
+  int n_recipes = 0;
+  for (const Operator* op : operators()) {
+    for (const Pass& pass : op->passes) {
+      for (const Recipe& recipe : pass.recipes) {
+        if (recipe.needs.empty()) continue;
+        ++n_recipes;
+        const Question q(fitted(gold_case(op->name, pass.name, DType::bf16, test_dims(*op, 4))));
+        const std::vector<ActiveRecipes::Numbers> numbers(pass.outputs.size(), {1, 6});
+        const std::vector<double> without = emitted(q, {{}, DType::bf16, 0x1p-24, numbers});
+        const std::vector<double> with = emitted(q, {{recipe.name}, DType::bf16, 0x1p-24, numbers});
+        EXPECT_TRUE(std::ranges::equal(without, with, [](double a, double b) { return a == b || (a != a && b != b); }))
+            << op->name << " " << pass.name << " " << recipe.name;
+      }
+    }
+  }
+  EXPECT_GE(n_recipes, 10);
 }
 
 TEST(Residuals, AMaskedRowMayHoldNothingElseThanZero) {
