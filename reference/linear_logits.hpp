@@ -108,9 +108,9 @@ class LinearLogits {
   std::vector<Row> of_rows(const Compute& compute) const {
     if (args_.kept == nullptr) return compute();
     const int roundings = rounds_logits_ + 2 * rounds_product_ + 4 * stepped_.is_active();
-    std::any& kept = (*args_.kept)[std::to_string(roundings)];
+    std::any& kept = (*args_.kept)["rows, roundings " + std::to_string(roundings)];
     if (!kept.has_value()) kept = std::vector<std::optional<Row>>(in_.used.size());
-    auto& known = *std::any_cast<std::vector<std::optional<Row>>>(&kept);
+    auto& known = std::any_cast<std::vector<std::optional<Row>>&>(kept);
     std::vector<Row> rows;
     for (int64_t r = 0; r < rows_; ++r) {
       const auto& one = known[size(row(r), 1)];

@@ -47,9 +47,9 @@ inline Matrix shared_logits(const EmulationArgs& args, const LinearProblem& p) {
   const auto made = [&] { return product(args, {p.hidden}, {*p.weight, true}); };
   if (args.kept == nullptr || !args.arithmetic.has_plain_products()) return made();
   std::any& kept = (*args.kept)["logits " + to_string(args.arithmetic.plan())];
-  if (!kept.has_value() || std::any_cast<Product>(&kept)->hidden.values != p.hidden.values)
+  if (!kept.has_value() || std::any_cast<const Product&>(kept).hidden.values != p.hidden.values)
     kept = Product{p.hidden, made()};
-  return std::any_cast<Product>(&kept)->logits;
+  return std::any_cast<const Product&>(kept).logits;
 }
 
 /// Loads hidden (input 0) with zeros in rows where skipped(row), and weight (input 1), then computes the logits.

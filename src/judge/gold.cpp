@@ -146,7 +146,7 @@ class Judge {
   /// One run of the gold with `recipes` for the rows `sets`, compared with `outputs`.
   std::vector<Comparison> once(const std::vector<Tensor>& outputs, const Names& recipes,
                                const std::vector<RowSet>& sets, GoldTimes* times = nullptr,
-                               std::vector<std::optional<OutputComparison>>* kept = nullptr) const {
+                               std::vector<std::optional<OutputComparison>>* compared = nullptr) const {
     std::vector<std::optional<OutputComparison>> comparisons(outputs.size());
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (outputs[i].name.empty()) continue;
@@ -179,7 +179,7 @@ class Judge {
       times->wall_ms = ms(end - start);
       times->compare_ms = static_cast<double>(compare_ns) / 1e6 / std::max(1u, threads_) + ms(end - identities_start);
     }
-    if (kept != nullptr) *kept = std::move(comparisons);
+    if (compared != nullptr) *compared = std::move(comparisons);
     return results;
   }
 
@@ -239,6 +239,7 @@ class Judge {
       return;
     }
     const double work = std::min(gold_work(c_), contract_.sampling().above);
+    // Counts the sets of all recipes, so that optional inputs do not decide whether there is a search.
     if (stored_ || work * static_cast<double>(recipe_sets(known).size()) > kMostRecipeWork) return;
     result.tried_recipes = true;
     if (const Names* set = first_that_passes(i, known, sets, granted, all))
@@ -286,8 +287,8 @@ class Judge {
   }
 
   /// Whether output i passes under `set`, a subset of `allowed`. Recipes that leave the gold as it is only widen
-  /// bounds. So the other recipes of `set` are first tried together with all allowed recipes of that kind: if that
-  /// fails, `set` fails too.
+  /// bounds. So in the telling rows the other recipes of `set` are first tried together with all allowed recipes of
+  /// that kind: if that fails, `set` fails too.
   bool passes_by(size_t i, const std::vector<const Recipe*>& known, const Names& set, const Names& allowed) {
     Names widest;
     for (const Recipe* recipe : known) {
@@ -389,8 +390,8 @@ class Judge {
   std::vector<int64_t> terms_;
   mutable KeptResults kept_;
   std::map<std::pair<std::string, Names>, std::vector<Comparison>> by_recipes_;  ///< by group and recipes
-  std::vector<std::vector<int64_t>> telling_rows_;  ///< by output: of the worst elements, without recipes and
-                                                    ///< under sets that failed
+  std::vector<std::vector<int64_t>> telling_rows_;  ///< by output: of the worst and the first failing elements,
+                                                    ///< without recipes and under sets that failed
   struct InTellingRows {
     bool passes = true;
     size_t tried = 0;  ///< how many of telling_rows_, from the front

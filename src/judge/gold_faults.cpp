@@ -240,7 +240,7 @@ class Search {
   void try_orders(const Part& part, double cost, Candidate& candidate) {
     for (const Plan& plan : all_plans()) {
       if (left_ < cost) return;
-      if (plan.fma) continue;  // sums in bf16 round each product
+      if (plan.fma) continue;  // none fuses sums in bf16
       left_ -= cost;
       Candidate other{candidate.fault, suspects_.fits(part, candidate.fault, plan)};
       if (!other.gives_every_output()) continue;

@@ -194,8 +194,8 @@ class Arithmetic {
   int64_t dropped_k_;
 };
 
-/// Values of every output of a pass, row-major, computed but not yet rounded to the stored dtype; empty for an absent
-/// output.
+/// Values of every output of a pass, row-major, computed but not yet rounded to the stored dtype; empty for an output
+/// that is absent or not asked for.
 using Values = std::vector<std::vector<double>>;
 
 /// Arguments of an emulation: the stored inputs, the arithmetic and the outputs.

@@ -114,7 +114,8 @@ struct RowSet {
   }
 };
 
-/// What golds, or emulations, of the same case and inputs need not compute twice, by what else it depends on.
+/// Intermediate results that golds, or emulations, of one case and the same inputs share. The key says what else a
+/// result depends on.
 using KeptResults = std::map<std::string, std::any>;
 
 /// Arguments of a gold function: the stored bytes that the candidate gets, decoded on demand.

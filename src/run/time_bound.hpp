@@ -20,16 +20,17 @@ struct SeenPasses {
 /// What the passes say about one launch.
 struct TimeBound {
   double least_ms;  ///< the least that an honest candidate reports
-  double ms;        ///< by the judge's clock
-  double most_ms;   ///< the same, if its work hid all that the clock may miss of what is around it
+  double ms;        ///< by the judge's clock: what a pass with launches takes more than one without
+  double most_ms;   ///< the same, if in a pass with launches kAroundMs of what surrounds them ran beside them
 };
 TimeBound time_bound_of(const SeenPasses& passes);
 
 /// How much two times of a pass may differ apart from their launches.
 inline constexpr double kAroundMs = 0.02;
 
-/// Replaces each claimed time that is below a bound by the most that the launch took by the judge's clock: a process
-/// that lies about its end hides behind its work what an honest one does after it. Returns how many were replaced.
+/// Replaces each claimed time that is below a bound by the most that the launch took by the judge's clock: where a
+/// process reports its end too early, the judge's last steps of a pass run beside its work, and the pass is shorter.
+/// Returns how many were replaced.
 int64_t overrule(std::vector<double>& claimed_ms, const std::vector<TimeBound>& bounds);
 
 }  // namespace checkop

@@ -187,6 +187,50 @@ TEST(Sampling, RowsOfOneOutputNeedNoneOfTheOthers) {
   EXPECT_GE(without_others, 24);
 }
 
+bool are_same(const Elements& a, const Elements& b) {
+  const auto is_same = [](double x, double y) { return x == y || (x != x && y != y); };
+  return std::ranges::equal(a, b, [&](const auto& x, const auto& y) {
+    return x.first == y.first && std::ranges::equal(x.second, y.second, is_same);
+  });
+}
+
+// What golds keep is for golds that round logits in the same way.
+TEST(Sampling, KeptRowsAreThoseOfTheSameRoundings) {
+  using Names = std::vector<std::string_view>;
+  constexpr std::string_view kLogits = "logits_in_16_bit", kProduct = "product_in_16_bit",
+                             kTransform = "transform_in_16_bit";
+  const std::array<Names, 6> all{
+      Names{}, {kLogits}, {kProduct}, {kTransform}, {kLogits, kTransform}, {kProduct, kTransform}};
+  int n_different = 0;
+  for (const std::string_view op : {"linear_logp", "linear_entropy", "linear_policy_loss", "tp_linear_logp"}) {
+    for (const Pass& pass : find_operator(op)->passes) {
+      Case c = fitted(gold_case(op, pass.name, DType::bf16, test_dims(*find_operator(op), 4), {"bias"}));
+      for (size_t i = 0; i < c.attrs.size(); ++i) {
+        if (c.op->attrs[i].name == "temperature") c.attrs[i] = 0.7;
+        if (c.op->attrs[i].name == "softcap") c.attrs[i] = 4;
+      }
+      const auto inputs = gold_inputs(c);
+      const auto gold = [&](const Names& names, KeptResults* kept) {
+        const std::vector<ActiveRecipes::Numbers> numbers(pass.outputs.size(), {1, 6});
+        return elements_of(c, inputs, 1, {}, {names, c.dtype, 0x1p-24, numbers}, kept);
+      };
+      for (const Names& before : all) {
+        for (const Names& names : all) {
+          const auto is_known = [&](std::string_view name) {
+            return std::ranges::count(pass.recipes, name, &Recipe::name) > 0;
+          };
+          if (!std::ranges::all_of(before, is_known) || !std::ranges::all_of(names, is_known)) continue;
+          KeptResults kept;
+          const Elements expected = gold(names, nullptr);
+          n_different += are_same(gold(before, &kept), expected) ? 0 : 1;
+          EXPECT_TRUE(are_same(gold(names, &kept), expected)) << case_name(c);
+        }
+      }
+    }
+  }
+  EXPECT_GE(n_different, 100);
+}
+
 TEST(Sampling, AttentionGivesWholeHeadsOfKeys) {
   const Dims sizes{{"batch", 2},   {"q_heads", 6},  {"kv_heads", 3}, {"q_seq", 37},
                    {"kv_seq", 41}, {"head_dim", 5}, {"v_dim", 7}};
