@@ -33,11 +33,6 @@ struct Fit {
 
 bool alike(double a, double b) { return (std::isnan(a) && std::isnan(b)) || a == b; }
 
-bool applies_to(const FaultSpec& fault, const Case& c) {
-  if (fault.needs.starts_with('-')) return !c.optionals.contains(fault.needs.substr(1));
-  return fault.needs.empty() || c.optionals.contains(fault.needs);
-}
-
 /// The `count` elements of a part.
 std::vector<double> decoded(const Tensor& tensor, const Part& part, size_t count) {
   std::vector<double> values(count);
@@ -151,7 +146,7 @@ class Search {
  public:
   Search(const JudgedOutputs& judged, EmulatedFaults& emulated) : judged_(judged), suspects_(judged, emulated) {
     for (const FaultSpec& fault : judged.c.pass->emulation->faults) {
-      if (applies_to(fault, judged.c)) faults_.push_back(fault);
+      if (fault.applies_with(judged.c.optionals)) faults_.push_back(fault);
     }
     for (const Recipe& recipe : judged.c.pass->recipes) {
       if (lists(recipe.dtypes, info(judged.c.dtype).name)) faults_.push_back({recipe.name, recipe.formula});

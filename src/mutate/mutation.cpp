@@ -42,9 +42,7 @@ constexpr FaultSpec kUpstreamInFp16{"upstream_in_fp16",
 bool shows_in(const FaultSpec& fault, const Case& c, DType dtype) {
   if (fault.input_mode != (is_special(c.input_mode) ? to_string(c.input_mode) : "")) return false;
   if (!fault.dtypes.empty() && !lists(fault.dtypes, info(dtype).name)) return false;
-  if (fault.needs.starts_with('-')) return !c.optionals.contains(fault.needs.substr(1));
-  const std::vector<std::string_view> needed = split_dims(fault.needs);
-  return std::all_of(needed.begin(), needed.end(), [&](std::string_view name) { return c.optionals.contains(name); });
+  return fault.applies_with(c.optionals);
 }
 
 double ratio_of(const GateResult& gate) {

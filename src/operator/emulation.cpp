@@ -86,6 +86,11 @@ std::vector<float> Arithmetic::factors(std::vector<float> values) const {
   return values;
 }
 
+bool FaultSpec::applies_with(const std::set<std::string, std::less<>>& optionals) const {
+  if (needs.starts_with('-')) return !optionals.contains(needs.substr(1));
+  return std::ranges::all_of(split_dims(needs), [&](std::string_view name) { return optionals.contains(name); });
+}
+
 std::vector<float> EmulationArgs::floats(int index) const {
   constexpr size_t kAtOnce = size_t{1} << 14;
   const Tensor& t = in(index);

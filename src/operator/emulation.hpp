@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -49,6 +50,9 @@ struct FaultSpec {
       "";  ///< optional tensors that must be present, "sinks lse"; "-mask": one that must be absent
   std::string_view recipes = "";     ///< recipes that each permit this fault, except in fp16
   std::string_view input_mode = "";  ///< "extreme" or "captured" if no other data show it
+
+  /// Whether a case with these optional tensors meets `needs`.
+  bool applies_with(const std::set<std::string, std::less<>>& optionals) const;
 };
 
 /// Faults of sums, products and exponentials, which Arithmetic implements. An emulation lists the ones that its pass

@@ -20,6 +20,9 @@
 
 namespace checkop {
 
+/// Equality by which a NaN equals another.
+inline bool is_same(double a, double b) { return a == b || (a != a && b != b); }
+
 /// Every element of one output as a row-major matrix. Empty for an output that the case does not have.
 struct GoldOutput {
   std::string name;

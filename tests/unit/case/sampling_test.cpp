@@ -188,7 +188,6 @@ TEST(Sampling, RowsOfOneOutputNeedNoneOfTheOthers) {
 }
 
 bool are_same(const Elements& a, const Elements& b) {
-  const auto is_same = [](double x, double y) { return x == y || (x != x && y != y); };
   return std::ranges::equal(a, b, [&](const auto& x, const auto& y) {
     return x.first == y.first && std::ranges::equal(x.second, y.second, is_same);
   });

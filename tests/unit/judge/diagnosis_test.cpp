@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <set>
 
 #include "case/inputs.hpp"
 #include "case/rank_parts.hpp"
@@ -345,6 +346,19 @@ TEST(EmulatedFault, OfALargeCaseOneRowIsEnough) {
 }
 
 // The weight's gradient of a large case has gigabytes, and one is computed for each fault.
+TEST(EmulatedFault, AppliesWithEveryTensorThatItNeeds) {
+  const auto applies = [](std::string_view needs, const std::set<std::string, std::less<>>& optionals) {
+    FaultSpec fault{"any", ""};
+    fault.needs = needs;
+    return fault.applies_with(optionals);
+  };
+  EXPECT_TRUE(applies("", {}));
+  EXPECT_TRUE(applies("sinks lse", {"lse", "o", "sinks"}));
+  EXPECT_FALSE(applies("sinks lse", {"sinks"}));
+  EXPECT_FALSE(applies("-mask", {"mask"}));
+  EXPECT_TRUE(applies("-mask", {"sinks"}));
+}
+
 TEST(EmulatedFault, OfAPartHoldsItsRowsAlone) {
   const Case c =
       gold_case("linear_logp", "backward", DType::bf16, {{"batch", 4}, {"seq", 2}, {"hidden", 8}, {"vocab", 30}});
@@ -355,8 +369,6 @@ TEST(EmulatedFault, OfAPartHoldsItsRowsAlone) {
   EXPECT_EQ(values[1].capacity(), 0u);
   EXPECT_EQ(emulated.values({}, "wrong_label", {})[1].size(), 30u * 8);
 }
-
-bool is_same(double a, double b) { return a == b || (a != a && b != b); }
 
 // Outputs that are not asked for change none of the others.
 TEST(EmulatedFault, SkipsEmptyOutputs) {

@@ -172,8 +172,7 @@ TEST(Residuals, ARecipeChangesNothingWithoutWhatItNeeds) {
         const std::vector<ActiveRecipes::Numbers> numbers(pass.outputs.size(), {1, 6});
         const std::vector<double> without = emitted(q, {{}, DType::bf16, 0x1p-24, numbers});
         const std::vector<double> with = emitted(q, {{recipe.name}, DType::bf16, 0x1p-24, numbers});
-        EXPECT_TRUE(std::ranges::equal(without, with, [](double a, double b) { return a == b || (a != a && b != b); }))
-            << op->name << " " << pass.name << " " << recipe.name;
+        EXPECT_TRUE(std::ranges::equal(without, with, is_same)) << op->name << " " << pass.name << " " << recipe.name;
       }
     }
   }
