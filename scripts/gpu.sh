@@ -208,8 +208,10 @@ run_sanitize() {
   # One process per operator. Kernels of libraries are not checked.
   local -A groups=([products-sm90]="cuda-sm90 matmul,det_gemm,lm_head" [linear_logp-sm90]="cuda-sm90 linear_logp"
     [attention-sm90]="cuda-sm90 attention,varlen_attention,paged_attention" [grouped_gemm-sm90]="cuda-sm90 grouped_gemm,masked_grouped_gemm"
-    [fp8-sm90]="cuda-sm90 fp8_block_gemm,grouped_fp8_block_gemm,masked_grouped_fp8_block_gemm")
+    [fp8-sm90]="cuda-sm90 fp8_block_gemm,grouped_fp8_block_gemm,masked_grouped_fp8_block_gemm"
+    [held_rows]="cuda logp,ratio_kl,grpo_loss")
   local check group candidates ops filter op
+  local -a cases
   for op in kernels/*/cuda.cu; do
     op=$(basename "$(dirname "$op")")
     groups[$op]="cuda $op"
@@ -222,8 +224,11 @@ run_sanitize() {
       # Not 65537 batches of one query, nor as many sequences of 70000: racecheck takes minutes for each. Their cases are
       # those whose first size begins with 6 or 7.
       [[ $check != racecheck || $group != *attention* ]] || filter='*[26]-[!67]*'
+      cases=(--suite smoke --filter "$filter")
+      # Rows that clusters hold are longer than those of suite smoke.
+      [[ $group != held_rows ]] || cases=(--batch 2 --seq 2 --vocab 50257 --check-grad)
       while (($(jobs -rp | wc -l) >= $(nproc))); do wait -n; done
-      sanitize "$check" "$group" --suite smoke --op "$ops" --candidate "$candidates" --dtype fp32,bf16 --check memory --filter "$filter" &
+      sanitize "$check" "$group" --op "$ops" --candidate "$candidates" --dtype fp32,bf16 --check memory "${cases[@]}" &
     done
   done
   wait

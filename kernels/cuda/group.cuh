@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of elements that fit one 16-byte load, for memory-bound kernels. A tensor whose rows do not start at 16-byte
-// boundaries is read and written element by element but in the same groups, so that sums over them have the same bits.
+// Groups of elements that fit one 16-byte load, for memory-bound kernels. Rows that do not start at 16-byte boundaries
+// are summed in the same groups, so that sums have the same bits. Such groups are put together from two vectors, or
+// read element by element.
 #pragma once
 
 #include <type_traits>
@@ -48,6 +49,39 @@ struct Group {
     return {make_uint4(words.at[0], words.at[1], words.at[2], words.at[3])};
   }
 };
+
+/// How many elements `row` lies behind the last 16-byte boundary.
+template <typename T>
+__device__ int skew_of(const T* row) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(row) % sizeof(uint4) / sizeof(T));
+}
+
+template <int words, typename T, int n>
+__device__ void shift_groups(const uint4 (&low)[n], const uint4 (&high)[n], unsigned bits, Group<T> (&groups)[n]) {
+#pragma unroll
+  for (int g = 0; g < n; ++g) {
+    const uint32_t w[8] = {low[g].x, low[g].y, low[g].z, low[g].w, high[g].x, high[g].y, high[g].z, high[g].w};
+    groups[g].bits = {__funnelshift_r(w[words], w[words + 1], bits), __funnelshift_r(w[words + 1], w[words + 2], bits),
+                      __funnelshift_r(w[words + 2], w[words + 3], bits),
+                      __funnelshift_r(w[words + 3], w[words + 4], bits)};
+  }
+}
+/// Groups that begin `skew` elements behind the begin of a vector `low`, which `high` follows in memory.
+template <typename T, int n>
+__device__ void shift_groups(const uint4 (&low)[n], const uint4 (&high)[n], int skew, Group<T> (&groups)[n]) {
+  const int bytes = skew * static_cast<int>(sizeof(T));
+  const unsigned bits = static_cast<unsigned>(bytes % 4) * 8;
+  switch (bytes / 4) {  // decided once for all groups
+    case 0:
+      return shift_groups<0>(low, high, bits, groups);
+    case 1:
+      return shift_groups<1>(low, high, bits, groups);
+    case 2:
+      return shift_groups<2>(low, high, bits, groups);
+    default:
+      return shift_groups<3>(low, high, bits, groups);
+  }
+}
 
 /// The largest element of 16-bit groups, without NaN unless all are; one instruction compares two pairs.
 template <typename T, int n>

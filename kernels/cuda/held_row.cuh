@@ -4,7 +4,8 @@
 // are read through a ring (softmax.cuh).
 //
 // A block has one part of the row. It loads all of it at once, so that loads are in flight while other blocks of its SM
-// compute or store. Parts, and the order of sums, depend on the vocabulary alone.
+// compute or store. Where a gradient needs the sums of two rows, the second one takes the place of the first one while
+// that is added up. Parts, and the order of sums, depend on the vocabulary alone.
 #pragma once
 
 #include "cuda/softmax.cuh"
@@ -13,8 +14,9 @@
 namespace checkop::kernels {
 
 constexpr int kHeldThreads = 256;
-constexpr int kMostParts = 8;             // blocks of a cluster that every GPU can launch
-constexpr int64_t kPartBytes = 43 << 10;  // five blocks fit on an SM, unless eight parts must be larger
+constexpr int kMostParts = 8;  // blocks of a cluster that every GPU can launch
+constexpr int kHeldBlocksPerSM = 5;
+constexpr int64_t kPartBytes = 43 << 10;  // so many blocks fit on an SM, unless eight parts must be larger
 constexpr int kMostSteps = 16;            // in which a block takes its part, of kGroups groups for each thread
 
 /// How a row is divided.
@@ -22,6 +24,9 @@ struct Parts {
   int64_t groups = 0;  ///< of 16 bytes in a part; the last one may have fewer
   int count = 0;       ///< 0: rows are read through a ring instead
 };
+
+/// The shared memory of a part: one vector more than groups, since its first and last vector may lie in it in part.
+constexpr int64_t bytes_of_part(int64_t groups) { return (groups + 1) * static_cast<int64_t>(sizeof(uint4)); }
 
 /// The parts of rows of `vocab` elements of T in which `kernel` holds them on the current device. Rows of one part fit
 /// in a ring.
@@ -36,7 +41,7 @@ cudaError_t find_parts(Kernel* kernel, int64_t vocab, Parts& parts) {
   const auto count = std::min<int64_t>(ceil_div(groups * int64_t{sizeof(uint4)}, kPartBytes), kMostParts);
   const int64_t each = round_up(ceil_div(groups, std::max<int64_t>(count, 1)), kLine);
   parts = {};
-  if (!holds || count < 2 || each * int64_t{sizeof(uint4)} > most_bytes) return cudaSuccess;
+  if (!holds || count < 2 || bytes_of_part(each) > most_bytes) return cudaSuccess;
   if (each > int64_t{kMostSteps} * kGroups * kHeldThreads) return cudaSuccess;
   parts = {each, static_cast<int>(count)};
   return cudaSuccess;
@@ -47,120 +52,215 @@ cudaError_t find_parts(Kernel* kernel, int64_t vocab, Parts& parts) {
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch_held_rows(void (*kernel)(Parameters...), int64_t rows, const Parts& parts, cudaStream_t stream,
                              Arguments... arguments) {
-  const auto bytes = static_cast<int>(parts.groups * int64_t{sizeof(uint4)});
+  const auto bytes = static_cast<int>(bytes_of_part(parts.groups));
   if (auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
   const dim3 grid(static_cast<unsigned>(rows * parts.count));
   const Launch launch{grid, dim3(kHeldThreads), stream, bytes, parts.count, /*starts_early=*/true};
   return launch_kernel(kernel, launch, arguments..., static_cast<int>(parts.groups));
 }
 
+/// Launches a gradient's kernel that holds rows if the device and rows of `vocab` elements of T allow it, and the one
+/// that reads them through a ring otherwise. Both may start early (Launch).
+template <typename T, typename... Parameters, typename... Arguments>
+cudaError_t launch_gradient(void (*held)(Parameters...), void (*ring)(Parameters...), int64_t rows, int64_t vocab,
+                            cudaStream_t stream, Arguments... arguments) {
+  Parts parts;
+  if (auto error = find_parts<T>(held, vocab, parts)) return error;
+  if (parts.count > 0) return launch_held_rows(held, rows, parts, stream, arguments...);
+  return launch_rows<T, true>(ring, rows, backward_threads_for(vocab), vocab, stream, arguments...);
+}
+
 #if __CUDA_ARCH__ >= 900
 
 /// A row of logits in the shared memory of a cluster. Each block has one part of it; a thread has every
-/// kHeldThreads-th group of that part.
-template <typename T>
+/// kHeldThreads-th group of that part. With n_rows = 2, a second row takes the place of the first one.
+template <typename T, int n_rows = 1>
 class HeldRow {
  public:
   static constexpr int kColumns = kGroupColumns<T>, kStep = kGroups * kHeldThreads;
+
+  /// Of the row that is held at first, and of the next one.
+  struct Sums {
+    Partial of[n_rows];
+  };
 
   /// The row of this cluster, and the part of this block.
   __device__ static int64_t number() { return blockIdx.x / sm90::blocks_in_cluster(); }
   __device__ static int rank() { return static_cast<int>(sm90::rank_in_cluster()); }
 
-  /// Begins to load. `groups`: of a part; ring_memory holds them. All threads of the cluster call it.
+  /// Begins to load. `groups`: of a part. All threads of the cluster call it.
   __device__ HeldRow(const T* row, int64_t vocab, int groups)
-      : first_column_(int64_t{rank()} * groups * kColumns),
-        columns_(static_cast<int>(max(int64_t{0}, min(int64_t{groups} * kColumns, vocab - first_column_)))),
+      : first_column_(rank() * groups * kColumns),
+        left_(max(0, static_cast<int>(vocab) - first_column_)),
+        columns_(min(groups * kColumns, left_)),
         count_((columns_ + kColumns - 1) / kColumns),
-        is_whole_(is_aligned(row) && columns_ % kColumns == 0) {
-    const T* part = row + first_column_;
+        part_(part_of(row)) {
     if (threadIdx.x == 0) {
       sm90::init_barrier(merged(), 1);
       for (int step = 0; step < steps(); ++step) sm90::init_barrier(loaded(step), 1);
       sm90::fence_barrier_init();
-      sm90::arrive_expect_tx(merged(), partials() * static_cast<int>(sizeof(Partial)));
-      for (int step = 0; step < steps() && is_whole_; ++step) {
-        const int first = step * kStep, bytes = min(kStep, count_ - first) * static_cast<int>(sizeof(uint4));
-        sm90::arrive_expect_tx(loaded(step), bytes);
-        sm90::bulk_load(sm90::shared_address(ring_memory + first), part + first * kColumns, bytes, loaded(step));
-      }
+      sm90::arrive_expect_tx(merged(), n_rows * partials() * static_cast<int>(sizeof(Partial)));
+      for (int step = 0; step < steps(); ++step) fetch(part_, step);
     }
-    for (int i = static_cast<int>(threadIdx.x); i < count_ && !is_whole_; i += kHeldThreads) {
-      ring_memory[i] = load_ragged<T>(part, int64_t{i} * kColumns, columns_).bits;  // only this thread reads it
+    const int end = own_end(part_);
+    if (end >= 0) {
+      ring_memory[end] = load_end(part_, end);
+      sm90::fence_proxy_async();  // a copy of the next row may write over it
     }
-    sm90::cluster_sync();  // the barriers of all blocks are initialized
+    sm90::cluster_sync();  // the barriers of all blocks are initialized, and the vectors at the row's ends are there
   }
 
-  /// The sum of the whole row, in every thread. All threads of the cluster call it, once.
+  /// The sums of the whole row and, if there is one, of the next row, in every thread. All threads of the cluster call
+  /// it, once.
   template <typename Transform>
-  __device__ Partial reduce(const Transform& transform) const {
+  __device__ Sums reduce(const Transform& transform, const T* next = nullptr) {
+    Sums sums;
+    sums.of[0] = add_up(transform, next);
+    if constexpr (n_rows == 2) sums.of[1] = add_up(transform, nullptr);
+    return merge(sums);
+  }
+
+  /// The gradient of the part's columns. `total`, `grad`, `target`, `dx`: of the row that was reduced last.
+  template <typename Transform>
+  __device__ void write(const Partial& total, float grad, int64_t target, T* __restrict__ dx,
+                        const Transform& transform) const {
+    const RowGradient<T, Transform> gradient(total, grad, target - first_column_, columns_, dx + first_column_,
+                                             part_.skew, transform);
+    const int begin = gradient.begin(), end = gradient.end(), thread = static_cast<int>(threadIdx.x);
+#pragma unroll 4
+    for (int i = begin + thread; i < end; i += kHeldThreads) gradient.write_whole({ring_memory[i]}, i);
+    const int of_target = gradient.target_vector();  // written once more, by the same thread
+    if (of_target >= begin && of_target < end && (of_target - begin) % kHeldThreads == thread) {
+      gradient.write({ring_memory[of_target]}, of_target);
+    }
+    const int n_others = columns_ == 0 ? 0 : begin + (part_.skew + columns_ + kColumns - 1) / kColumns - end;
+    for (int other = thread; other < n_others; other += kHeldThreads) {
+      const int i = other < begin ? other : other - begin + end;
+      gradient.write({ring_memory[i]}, i);
+    }
+  }
+
+ private:
+  static constexpr int kWarps = kHeldThreads / kWarp;
+
+  /// The part of a row that the block has, in vectors at 16-byte boundaries.
+  struct Part {
+    const T* vectors;
+    int skew;        ///< its first column is this one of vector 0
+    int count;       ///< of vectors: two for each group of a skewed row
+    int begin, end;  ///< the vectors that lie in the row as a whole; there are at most three others
+  };
+  __device__ Part part_of(const T* row) const {
+    const int skew = skew_of(row), ahead = skew == 0 ? 0 : 1;
+    const int count = columns_ == 0 ? 0 : count_ + ahead, begin = first_column_ == 0 ? ahead : 0;
+    return {row + first_column_ - skew, skew, count, begin, max(begin, min(count, (skew + left_) / kColumns))};
+  }
+  /// Begins to load the vectors of a step. One thread calls it.
+  __device__ void fetch(const Part& part, int step) const {
+    const int first = step == 0 ? part.begin : min(step * kStep, part.end);
+    const int end = step + 1 == steps() ? part.end : min((step + 1) * kStep, part.end);
+    const int bytes = (end - first) * static_cast<int>(sizeof(uint4));
+    sm90::arrive_expect_tx(loaded(step), bytes);
+    if (bytes == 0) return;
+    sm90::bulk_load(sm90::shared_address(ring_memory + first), part.vectors + first * kColumns, bytes, loaded(step));
+  }
+  /// The vector outside of [begin, end) that this thread loads; -1 if there is none.
+  __device__ static int own_end(const Part& part) {
+    const int k = static_cast<int>(threadIdx.x), vector = k < part.begin ? k : k - part.begin + part.end;
+    return vector < part.count ? vector : -1;
+  }
+  __device__ uint4 load_end(const Part& part, int vector) const {
+    return load_ragged<T>(part.vectors + part.skew, vector * kColumns - part.skew, left_).bits;
+  }
+
+  /// The thread's part of the sum. Step by step the row `next` takes the place of this one, if one is given.
+  template <typename Transform>
+  __device__ Partial add_up(const Transform& transform, const T* next) {
+    const Part next_part = next != nullptr ? part_of(next) : part_;
+    const int end = next != nullptr ? own_end(next_part) : -1;
+    uint4 at_end{};
+    if (end >= 0) at_end = load_end(next_part, end);
     Partial mine;
     for (int step = 0; step < steps(); ++step) {
-      if (is_whole_) sm90::wait(loaded(step), 0);
+      sm90::wait(loaded(step), phase_);
       Group<T> groups[kGroups];
       const int at = step * kStep + static_cast<int>(threadIdx.x);
-      if ((step + 1) * kStep <= count_) {
+      if (part_.skew != 0) {
+        if (step + 1 < steps()) sm90::wait(loaded(step + 1), phase_);  // its first vector belongs to the last group
+        read_skewed(at, groups);
+      } else if ((step + 1) * kStep <= count_) {
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) groups[g] = {ring_memory[at + g * kHeldThreads]};
       } else {
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
           const int i = at + g * kHeldThreads;
-          groups[g] = i < count_ ? Group<T>{ring_memory[i]} : load_ragged<T>(nullptr, 0, 0);
+          groups[g] = i < count_ ? Group<T>{ring_memory[i]} : no_columns<T>();
         }
       }
       mine.add<T>(groups, transform, at * kColumns, kHeldThreads * kColumns, columns_);
+      if (next == nullptr) continue;
+      __syncthreads();  // the step has been read
+      if (threadIdx.x == 0) fetch(next_part, step);
     }
-    return merge(mine);
-  }
-
-  /// The gradient of the part's columns. `grad`, `target`, `dx`: of the row.
-  template <typename Transform>
-  __device__ void write(const Partial& total, float grad, int64_t target, T* __restrict__ dx,
-                        const Transform& transform) const {
-    const int64_t in_part = target - first_column_;
-    const int own_target = in_part >= 0 && in_part < columns_ ? static_cast<int>(in_part) : columns_ + kColumns;
-    const RowGradient<T, Transform, int> gradient(total, grad, own_target, columns_, dx + first_column_, transform);
-    const int first = static_cast<int>(threadIdx.x);
-    if (!is_whole_ || !gradient.all_are_whole()) {
-      for (int i = first; i < count_; i += kHeldThreads) gradient.write({ring_memory[i]}, i);
-      return;
+    if (next != nullptr) {
+      if (end >= 0) ring_memory[end] = at_end;
+      __syncthreads();
+      part_ = next_part, phase_ ^= 1;
     }
-#pragma unroll 4
-    for (int i = first; i < count_; i += kHeldThreads) gradient.write_whole({ring_memory[i]}, i);
-    const int of_target = own_target / kColumns;  // written once more, by the same thread
-    if (of_target < count_ && of_target % kHeldThreads == first) gradient.write({ring_memory[of_target]}, of_target);
+    return mine;
   }
-
- private:
-  static constexpr int kWarps = kHeldThreads / kWarp;
 
   /// Merges the partial sums of all threads of the cluster. Every warp sends its own to every block, which waits for
   /// those of all warps: no barrier of threads, and no fence, which would wait for the block's stores. A block ends
   /// only after it has received all of them, so its memory is there for them.
-  __device__ Partial merge(const Partial& of_thread) const {
-    __shared__ alignas(8) Partial all[kMostParts * kWarps];
+  __device__ Sums merge(const Sums& of_thread) const {
+    __shared__ alignas(8) Partial all[n_rows][kMostParts * kWarps];
     const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-    const float max = warp_max(of_thread.max);
-    const float sum = warp_sum(of_thread.sum * expf(of_thread.max - exp_shift(max)));
-    if (lane < sm90::blocks_in_cluster()) {
-      sm90::store_remote(sm90::shared_address(all + rank() * kWarps + warp), max, sum, merged(), lane);
+#pragma unroll
+    for (int r = 0; r < n_rows; ++r) {
+      const Partial& own = of_thread.of[r];
+      const float max = warp_max(own.max), sum = warp_sum(own.sum * expf(own.max - exp_shift(max)));
+      if (lane < sm90::blocks_in_cluster()) {
+        sm90::store_remote(sm90::shared_address(&all[r][rank() * kWarps + warp]), max, sum, merged(), lane);
+      }
     }
     sm90::wait(merged(), 0);
-    Partial total, received[kMostParts * kWarps / kWarp];
+    Sums totals;
 #pragma unroll
-    for (int i = 0; i < kMostParts * kWarps / kWarp; ++i) {
-      const int from = i * kWarp + lane;
-      if (from < partials()) received[i] = all[from];
-      total.max = fmaxf(total.max, received[i].max);
+    for (int r = 0; r < n_rows; ++r) {
+      Partial total, received[kMostParts * kWarps / kWarp];
+#pragma unroll
+      for (int i = 0; i < kMostParts * kWarps / kWarp; ++i) {
+        const int from = i * kWarp + lane;
+        if (from < partials()) received[i] = all[r][from];
+        total.max = fmaxf(total.max, received[i].max);
+      }
+      total.max = warp_max(total.max);
+#pragma unroll
+      for (const Partial& one : received) total.sum += one.sum * expf(one.max - exp_shift(total.max));
+      total.sum = warp_sum(total.sum);
+      totals.of[r] = total;
     }
-    total.max = warp_max(total.max);
-#pragma unroll
-    for (const Partial& one : received) total.sum += one.sum * expf(one.max - exp_shift(total.max));
-    total.sum = warp_sum(total.sum);
-    return total;
+    return totals;
   }
   __device__ static int partials() { return sm90::blocks_in_cluster() * kWarps; }
+
+  /// Group `at` of the part and those that follow for the thread in a step.
+  __device__ void read_skewed(int at, Group<T> (&groups)[kGroups]) const {
+    uint4 low[kGroups], high[kGroups];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const int i = min(at + g * kHeldThreads, count_ - 1);
+      low[g] = ring_memory[i], high[g] = ring_memory[i + 1];
+    }
+    shift_groups(low, high, part_.skew, groups);
+    if (at + (kGroups - 1) * kHeldThreads < count_) return;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      if (at + g * kHeldThreads >= count_) groups[g] = no_columns<T>();
+    }
+  }
 
   __device__ int steps() const { return (count_ + kStep - 1) / kStep; }
   /// The addresses of barriers: step 0, 1, ... of the part is loaded; the partial sums of all warps are here.
@@ -171,9 +271,9 @@ class HeldRow {
     return sm90::shared_address(barriers + k);
   }
 
-  int64_t first_column_;
-  int columns_, count_;
-  bool is_whole_;  // the row begins, and the part ends, at a 16-byte boundary
+  int first_column_, left_, columns_, count_;  // left_: the columns of this part and those after it
+  Part part_;
+  int phase_ = 0;  // of the barriers of steps
 };
 
 /// Writes zeros to the block's part of an ignored row.

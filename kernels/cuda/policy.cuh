@@ -3,8 +3,8 @@
 // Nothing of a masked token counts: its id, its logits and its old log-probability may be anything.
 #pragma once
 
+#include "cuda/held_row.cuh"
 #include "cuda/ids.cuh"
-#include "cuda/softmax.cuh"
 
 namespace checkop::kernels {
 
@@ -48,26 +48,50 @@ struct Token {
   int64_t target;
 };
 
+/// What a token needs beside the sums of its rows: its id, the logits of it, and the old log-probability.
+struct OfTarget {
+  int64_t target;
+  float policy, ref, old;
+};
+
 template <typename T>
-__device__ Token token_of(const PolicyInputs<T>& in, int64_t row, const Partial& of_policy, const Partial& of_ref) {
+__device__ OfTarget read_target(const PolicyInputs<T>& in, int64_t row) {
   int64_t target = in.ids[row];
   if (target < 0 || target >= in.vocab) target = 0;  // IdCheck refuses it
-  // (z - max) first: the difference is small and nearly exact, but max + log(sum) may be large.
-  const float lr = (to_float(in.ref[row * in.vocab + target]) - of_ref.max) - logf(of_ref.sum);
-  const float lp = (to_float(in.policy[row * in.vocab + target]) - of_policy.max) - logf(of_policy.sum);
-  return {lp - in.old_logps[row], lr - lp, of_policy, target};
+  const int64_t at = row * in.vocab + target;
+  return {target, to_float(in.policy[at]), to_float(in.ref[at]), in.old_logps[row]};
 }
 
-/// Computes the Token of `row`; all threads must call. The policy is read last, so that the ring has its last steps.
-template <typename T>
-__device__ Token read_token(StepRing& ring, const PolicyInputs<T>& in, int64_t row) {
-  const RowSteps<T> policy_steps(in.policy + row * in.vocab, in.vocab);
-  const RowSteps<T> ref_steps(in.ref + row * in.vocab, in.vocab);
-  const Partial of_ref = reduce_row(ring, ref_steps, NoTransform{}, false, &policy_steps);
-  __syncthreads();
-  const Partial of_policy = reduce_row(ring, policy_steps, NoTransform{}, true);
-  return token_of(in, row, of_policy, of_ref);
+__device__ inline Token token_of(const OfTarget& of, const Partial& of_policy, const Partial& of_ref) {
+  // (z - max) first: the difference is small and nearly exact, but max + log(sum) may be large.
+  const float lr = (of.ref - of_ref.max) - logf(of_ref.sum);
+  const float lp = (of.policy - of_policy.max) - logf(of_policy.sum);
+  return {lp - of.old, lr - lp, of_policy, of.target};
 }
+
+/// Computes the Token of `row` and calls f(token, policy), `policy` being the RowSteps of the row of policy logits,
+/// whose last steps the ring has then. All threads must call.
+template <typename T, typename F>
+__device__ void read_token(StepRing& ring, const PolicyInputs<T>& in, int64_t row, F&& f) {
+  const auto read = [&](const auto& policy, const auto& ref) {
+    const Partial of_ref = reduce_row(ring, ref, NoTransform{}, false, &policy);
+    __syncthreads();
+    const Partial of_policy = reduce_row(ring, policy, NoTransform{}, true);
+    f(token_of(read_target(in, row), of_policy, of_ref), policy);
+  };
+  with_steps(in.vocab, read, in.policy + row * in.vocab, in.ref + row * in.vocab);
+}
+
+#if __CUDA_ARCH__ >= 900
+/// The same for the row of the cluster: f(token, held), `held` having the row of policy logits. `groups`: of a part.
+template <typename T, typename F>
+__device__ void read_held_token(const PolicyInputs<T>& in, int64_t row, int groups, F&& f) {
+  HeldRow<T, 2> held(in.ref + row * in.vocab, in.vocab, groups);
+  const OfTarget of_target = read_target(in, row);
+  const auto sums = held.reduce(NoTransform{}, in.policy + row * in.vocab);
+  f(token_of(of_target, sums.of[1], sums.of[0]), held);
+}
+#endif
 
 struct PolicyShape {
   int64_t rows, vocab;
@@ -88,13 +112,6 @@ inline PolicyShape check_policy_inputs(CallCheck& check, const checkop_call* cal
   check.contiguous(mask, "attention_mask").dtype(old, "old_logps", CHECKOP_F32);
   check.shape(old, "old_logps", policy, n_leading, {}).contiguous(old, "old_logps");
   return {leading_count(policy), last_extent(policy)};
-}
-
-/// A row is a block, and a grid has at most 2^31 - 1 blocks.
-inline checkop_status check_grid(const checkop_call* call, int64_t rows) {
-  if (rows <= std::numeric_limits<int32_t>::max()) return CHECKOP_OK;
-  return say(call, CHECKOP_UNSUPPORTED, "tensor 'policy_logits': %lld rows, at most 2147483647 are supported",
-             static_cast<long long>(rows));
 }
 
 /// `other_mask`: null if only the attention mask counts.

@@ -24,19 +24,30 @@ __device__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-extern __shared__ uint4 ring_memory[];
+/// At a multiple of 128 bytes: copies of a warp that cross such a boundary would read each sector twice.
+alignas(128) extern __shared__ uint4 ring_memory[];
+
+/// How many groups a slot of a GroupRing has.
+template <int n, int of_warp>
+__host__ __device__ constexpr int groups_in_slot(unsigned threads) {
+  return static_cast<int>(threads * n + threads / kWarp * of_warp);
+}
 
 /// A thread's groups of 16 bytes in shared memory, n per slot. A thread reads only what it has copied itself, so no
 /// barriers are needed. Every slot is filled once in advance; from then on wait(), read the slot, fill it again and
-/// advance(). The number of slots changes no result.
-template <int n>
+/// advance(). The number of slots changes no result. `of_warp`: further groups per slot that each warp has.
+template <int n, int of_warp = 0>
 class GroupRing {
  public:
   __device__ explicit GroupRing(int slots) : slots_(slots) {}
   __device__ int slots() const { return slots_; }
 
   /// Group k of the current slot.
-  __device__ uint4* at(int k) const { return ring_memory + (at_ * n + k) * blockDim.x + threadIdx.x; }
+  __device__ uint4* at(int k) const { return slot() + k * blockDim.x + threadIdx.x; }
+  /// Group k that the warp has in the current slot.
+  __device__ uint4* at_of_warp(int k) const {
+    return slot() + n * blockDim.x + threadIdx.x / kWarp * static_cast<unsigned>(of_warp) + k;
+  }
   /// Goes to the next slot. Copies to the current one belong together from now on.
   __device__ void advance() {
     cp_async_commit_group();
@@ -57,6 +68,8 @@ class GroupRing {
   }
 
  private:
+  __device__ uint4* slot() const { return ring_memory + at_ * groups_in_slot<n, of_warp>(blockDim.x); }
+
   int slots_, at_ = 0;
 };
 constexpr int kMostSlots = 4;  // that wait() knows
@@ -73,14 +86,14 @@ cudaError_t most_dynamic_bytes(Kernel* kernel, int64_t& bytes) {
   return cudaSuccess;
 }
 
-/// Launches a kernel whose last parameter is the number of slots of its rings of n groups: `slots`, or as many as the
-/// device's shared memory holds. `starts_early`: see Launch.
-template <int n, bool starts_early = false, typename... Parameters, typename... Arguments>
+/// Launches a kernel whose last parameter is the number of slots of its GroupRing<n, of_warp>: `slots`, or as many as
+/// the device's shared memory holds. `starts_early`: see Launch.
+template <int n, bool starts_early = false, int of_warp = 0, typename... Parameters, typename... Arguments>
 cudaError_t launch_with_ring(void (*kernel)(Parameters...), int64_t blocks, int threads, int64_t slots,
                              cudaStream_t stream, Arguments... arguments) {
   int64_t most_bytes = 0;
   if (auto error = most_dynamic_bytes(kernel, most_bytes)) return error;
-  const int slot_bytes = threads * n * static_cast<int>(sizeof(uint4));
+  const int slot_bytes = groups_in_slot<n, of_warp>(static_cast<unsigned>(threads)) * static_cast<int>(sizeof(uint4));
   const int64_t fits = most_bytes / slot_bytes;
   slots = std::clamp<int64_t>(std::min(slots, fits), 1, kMostSlots);
   const int bytes = static_cast<int>(slots) * slot_bytes;

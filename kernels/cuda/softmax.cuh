@@ -29,15 +29,30 @@ inline int backward_threads_for(int64_t vocab) { return vocab <= 49152 ? threads
 
 // Slots of a step each: four blocks of 256 threads, or one of 1024, have 192 KiB on an SM.
 constexpr int kStepSlots = 3;
-using StepRing = GroupRing<kGroups>;
+using StepRing = GroupRing<kGroups, kGroups>;
+
+constexpr int64_t kMostVocab = int64_t{1} << 30;  // columns are counted in 32 bits, also those of steps beyond the end
+
+/// Refuses a tensor of more rows than a grid has blocks, or of longer rows than are counted. `name`: the tensor's.
+inline checkop_status check_rows(const checkop_call* call, const char* name, int64_t rows, int64_t vocab) {
+  if (rows > std::numeric_limits<int32_t>::max()) {
+    return say(call, CHECKOP_UNSUPPORTED, "tensor '%s': %lld rows, at most 2147483647 are supported", name,
+               static_cast<long long>(rows));
+  }
+  if (vocab > kMostVocab) {
+    return say(call, CHECKOP_UNSUPPORTED, "tensor '%s': %lld columns, at most %lld are supported", name,
+               static_cast<long long>(vocab), static_cast<long long>(kMostVocab));
+  }
+  return CHECKOP_OK;
+}
 
 /// Launches a kernel of one block per row, whose last parameter is the number of slots of its StepRing.
 template <typename T, bool starts_early = false, typename... Parameters, typename... Arguments>
 cudaError_t launch_rows(void (*kernel)(Parameters...), int64_t rows, int threads, int64_t vocab, cudaStream_t stream,
                         const Arguments&... arguments) {
   const int64_t steps = ceil_div(vocab, int64_t{threads} * kGroups * kGroupColumns<T>);
-  return launch_with_ring<kGroups, starts_early>(kernel, rows, threads, std::min<int64_t>(steps, kStepSlots), stream,
-                                                 arguments...);
+  return launch_with_ring<kGroups, starts_early, kGroups>(kernel, rows, threads, std::min<int64_t>(steps, kStepSlots),
+                                                          stream, arguments...);
 }
 
 constexpr float kLog2e = 1.4426950408889634f;
@@ -56,68 +71,159 @@ __device__ float exp_in_sum(float x) {
   return ex2(x * kLog2e);
 }
 
-/// Loads any group, element by element; -inf beyond the row's end, which adds exactly nothing to the sum of exps.
+/// Loads any group, element by element; -inf outside of the row, which adds exactly nothing to the sum of exps.
 template <typename T>
-__device__ Group<T> load_ragged(const T* __restrict__ row, int64_t first, int64_t vocab) {
+__device__ Group<T> load_ragged(const T* __restrict__ row, int first, int vocab) {
   Pack<T, kGroupColumns<T>> pack;
 #pragma unroll
   for (int i = 0; i < kGroupColumns<T>; ++i) {
-    pack.at[i] = first + i < vocab ? row[first + i] : from_float<T>(-INFINITY);
+    pack.at[i] = first + i >= 0 && first + i < vocab ? row[first + i] : from_float<T>(-INFINITY);
   }
   return {bit_cast<uint4>(pack)};
 }
 
-/// Divides a row into steps. In a step a thread takes kGroups groups that lie blockDim.x groups apart. Whole groups of
-/// an aligned row come through the ring; other groups are loaded when they are needed.
 template <typename T>
+__device__ Group<T> no_columns() {
+  return load_ragged<T>(nullptr, 0, 0);
+}
+
+/// Divides a row into steps, and into vectors of 16 bytes at 16-byte boundaries. In a step a thread takes kGroups
+/// groups, or vectors, that lie blockDim.x of them apart. Vectors that lie in the row come through the ring; what lies
+/// at its ends is loaded when it is needed. `skewed`: the row may begin anywhere, otherwise at a 16-byte boundary. Then
+/// groups are put together from two vectors.
+template <typename T, bool skewed>
 class RowSteps {
  public:
   static constexpr int kColumns = kGroupColumns<T>;
 
+  /// vocab: at most kMostVocab.
   __device__ RowSteps(const T* row, int64_t vocab)
-      : row_(row), vocab_(vocab), n_whole_(is_aligned(row) ? vocab / kColumns : 0) {}
-  __device__ int64_t vocab() const { return vocab_; }
-  __device__ int64_t count() const { return ceil_div(vocab_, int64_t{blockDim.x} * kGroups * kColumns); }
-  /// The thread's group g in a step; columns from group * kColumns on.
-  __device__ static int64_t group(int64_t step, int g) { return (step * kGroups + g) * blockDim.x + threadIdx.x; }
+      : row_(row), vocab_(static_cast<int>(vocab)), skew_(skew_of(row)), n_vectors_((skew() + vocab_) / kColumns) {}
+  __device__ int vocab() const { return vocab_; }
+  /// So many columns before the row's first one vector 0 begins.
+  __device__ int skew() const { return skewed ? skew_ : 0; }
+  /// So many that every vector has a place.
+  __device__ int count() const {
+    const int columns = static_cast<int>(blockDim.x) * kGroups * kColumns;
+    return (skew() + vocab_ + columns - 1) / columns;
+  }
+  /// The number of the thread's group g, or vector g, in a step.
+  __device__ static int at(int step, int g) {
+    return (step * kGroups + g) * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
+  }
 
-  __device__ void fetch(const StepRing& ring, int64_t step) const {
+  __device__ void fetch(const StepRing& ring, int step) const {
+    const T* vectors = row_ - skew();
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      if (group(step, g) < n_whole_) cp_async(ring.at(g), row_ + group(step, g) * kColumns, sizeof(uint4));
+      const int own = at(step, g);
+      if (is_in_row(own)) cp_async(ring.at(g), vectors + int64_t{own} * kColumns, sizeof(uint4));
+    }
+    if constexpr (skewed) {
+      if (!is_last_lane()) return;
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {  // what follows the vectors of the warp
+        const int next = at(step, g) + 1;
+        if (next < n_vectors_) cp_async(ring.at_of_warp(g), vectors + int64_t{next} * kColumns, sizeof(uint4));
+      }
     }
   }
-  __device__ void read(const StepRing& ring, int64_t step, Group<T> (&groups)[kGroups]) const {
-    ring.wait();
-    if ((step + 1) * kGroups * blockDim.x <= n_whole_) {
+  /// Loads the groups at the ends of a skewed row. Each is read() by the thread that loads it.
+  __device__ void fetch_ends() const {
+    if constexpr (skewed) {
+      const auto threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
+      if (thread == 0) keep_end(0);
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) groups[g] = {*ring.at(g)};
+      for (int k = 0; k < 2; ++k) {
+        const int group = n_groups() - 1 - k;
+        if (group > 0 && group % threads == thread) keep_end(group);
+      }
+    }
+  }
+  __device__ void read(const StepRing& ring, int step, Group<T> (&groups)[kGroups]) const {
+    if constexpr (skewed) {
+      ring.wait();
+      read_skewed(ring, groups);
+      if (is_inside(step)) return;
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        const int own = at(step, g);
+        if (own > 0 && own + 1 < n_vectors_) continue;
+        groups[g] = own < n_groups() ? Group<T>{end(own)} : no_columns<T>();
+      }
+    } else {
+      read_vectors(ring, step, groups);
+    }
+  }
+  /// The vectors of a step. What lies outside of the row is -inf.
+  __device__ void read_vectors(const StepRing& ring, int step, Group<T> (&vectors)[kGroups]) const {
+    ring.wait();
+    if (is_inside(step)) {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) vectors[g] = {*ring.at(g)};
     } else {
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
-        const int64_t at = group(step, g);
-        groups[g] = at < n_whole_ ? Group<T>{*ring.at(g)} : load_ragged<T>(row_, at * kColumns, vocab_);
+        const int own = at(step, g);
+        vectors[g] = is_in_row(own) ? Group<T>{*ring.at(g)} : load_ragged<T>(row_, own * kColumns - skew(), vocab_);
       }
     }
   }
 
  private:
+  __device__ int n_groups() const { return (vocab_ + kColumns - 1) / kColumns; }
+  __device__ bool is_in_row(int vector) const { return vector < n_vectors_ && (!skewed || vector > 0); }
+  /// Whether the vectors of all threads in a step, and those that follow them in a skewed row, lie in the row.
+  __device__ bool is_inside(int step) const {
+    const int end = (step + 1) * kGroups * static_cast<int>(blockDim.x);
+    return skewed ? step > 0 && end < n_vectors_ : end <= n_vectors_;
+  }
+  __device__ static bool is_last_lane() { return threadIdx.x % kWarp == kWarp - 1; }
+  /// The place of a group at the row's ends: the first one, or one of the last two.
+  __device__ uint4& end(int group) const {
+    __shared__ uint4 ends[3];
+    return ends[group == 0 ? 0 : n_groups() - group];
+  }
+  __device__ void keep_end(int group) const { end(group) = load_ragged<T>(row_, group * kColumns, vocab_).bits; }
+  /// All lanes of a warp call it: the second vector of a group is the next lane's.
+  __device__ void read_skewed(const StepRing& ring, Group<T> (&groups)[kGroups]) const {
+    uint4 low[kGroups], high[kGroups];
+    __syncwarp();  // the copies of the other lanes are there
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      low[g] = *ring.at(g);
+      high[g] = *(is_last_lane() ? ring.at_of_warp(g) : ring.at(g) + 1);
+    }
+    __syncwarp();  // before the slot is filled again
+    shift_groups(low, high, skew(), groups);
+  }
+
   const T* row_;
-  int64_t vocab_, n_whole_;
+  int vocab_, skew_, n_vectors_;  // n_vectors_: those that end in the row
 };
+
+/// f(steps...) with the RowSteps of each of `rows`, which are skewed for all of them or for none.
+template <typename F, typename T, typename... Rows>
+__device__ auto with_steps(int64_t vocab, F&& f, const T* row, const Rows*... rows) {
+  if (is_aligned(row) && (is_aligned(rows) && ...)) {
+    return f(RowSteps<T, false>(row, vocab), RowSteps<Rows, false>(rows, vocab)...);
+  }
+  return f(RowSteps<T, true>(row, vocab), RowSteps<Rows, true>(rows, vocab)...);
+}
 
 /// Calls f(groups, step) for the steps of a row in ascending order. `fetched`: the ring already holds the row's first
 /// steps. At the end the ring holds the first steps of the row `next` if one is given, otherwise the last steps of this
 /// row.
-template <typename T, typename F>
-__device__ void for_each_step(StepRing& ring, const RowSteps<T>& row, F&& f, bool fetched = false,
-                              const RowSteps<T>* next = nullptr) {
-  const int64_t count = row.count(), slots = ring.slots();
-  for (int64_t s = 0; s < slots && !fetched; ++s) {
+template <typename T, bool skewed, typename F>
+__device__ void for_each_step(StepRing& ring, const RowSteps<T, skewed>& row, F&& f, bool fetched = false,
+                              const RowSteps<T, skewed>* next = nullptr) {
+  const int count = row.count(), slots = ring.slots();
+  for (int s = 0; s < slots && !fetched; ++s) {
     row.fetch(ring, s);
     ring.advance();
   }
-  for (int64_t s = 0; s < count; ++s) {
+  row.fetch_ends();
+  for (int s = 0; s < count; ++s) {
     Group<T> groups[kGroups];
     row.read(ring, s, groups);
     f(groups, s);
@@ -130,25 +236,25 @@ __device__ void for_each_step(StepRing& ring, const RowSteps<T>& row, F&& f, boo
   }
 }
 
-/// The same for a row whose last steps are in the ring. These come first, then the other steps in descending order,
-/// because the steps that were read last are still in L2.
-template <typename T, typename F>
-__device__ void for_each_step_again(StepRing& ring, const RowSteps<T>& row, F&& f) {
-  const int64_t count = row.count(), slots = ring.slots();
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t s = i < slots ? count - slots + i : count - 1 - i;
-    Group<T> groups[kGroups];
-    row.read(ring, s, groups);
-    f(groups, s);
+/// Calls f(vectors, step) for the steps of a row whose last steps are in the ring. These come first, then the other
+/// steps in descending order, because the steps that were read last are still in L2.
+template <typename T, bool skewed, typename F>
+__device__ void for_each_step_again(StepRing& ring, const RowSteps<T, skewed>& row, F&& f) {
+  const int count = row.count(), slots = ring.slots();
+  for (int i = 0; i < count; ++i) {
+    const int s = i < slots ? count - slots + i : count - 1 - i;
+    Group<T> vectors[kGroups];
+    row.read_vectors(ring, s, vectors);
+    f(vectors, s);
     if (i + slots < count) row.fetch(ring, count - 1 - (i + slots));
     ring.advance();
   }
 }
 
 /// Fetches a row's last steps, as for_each_step() leaves them.
-template <typename T>
-__device__ void fetch_last_steps(StepRing& ring, const RowSteps<T>& row) {
-  for (int64_t s = row.count() - ring.slots(); s < row.count(); ++s) {
+template <typename T, bool skewed>
+__device__ void fetch_last_steps(StepRing& ring, const RowSteps<T, skewed>& row) {
+  for (int s = row.count() - ring.slots(); s < row.count(); ++s) {
     row.fetch(ring, s);
     ring.advance();
   }
@@ -160,8 +266,7 @@ struct Partial {
 
   /// `first`: the first column of the first group; the next one begins `step` columns later.
   template <typename T, typename Transform>
-  __device__ void add(const Group<T> (&groups)[kGroups], const Transform& transform, int64_t first, int64_t step,
-                      int64_t vocab) {
+  __device__ void add(const Group<T> (&groups)[kGroups], const Transform& transform, int first, int step, int vocab) {
     constexpr bool kInPairs = sizeof(T) == 2 && std::is_same_v<Transform, NoTransform>;
     float z[kGroups][kGroupColumns<T>], new_max = max;
     if constexpr (kInPairs) new_max = fmaxf(new_max, max_of_pairs(groups));
@@ -192,16 +297,17 @@ struct Partial {
 
 /// Maximum and sum of exp(z - exp_shift(max)) of a row, in every thread. All threads of the block must call, with a
 /// barrier between two calls, because both use the same shared memory. For `fetched` and `next` see for_each_step().
-template <typename T, typename Transform = NoTransform>
-__device__ Partial reduce_row(StepRing& ring, const RowSteps<T>& row, const Transform& transform = {},
-                              bool fetched = false, const RowSteps<T>* next = nullptr) {
+template <typename T, bool skewed, typename Transform = NoTransform>
+__device__ Partial reduce_row(StepRing& ring, const RowSteps<T, skewed>& row, const Transform& transform = {},
+                              bool fetched = false, const RowSteps<T, skewed>* next = nullptr) {
   __shared__ float max_per_warp[kWarp], sum_per_warp[kWarp];
   constexpr int kColumns = kGroupColumns<T>;
   Partial mine;
   for_each_step(
       ring, row,
-      [&](const Group<T>(&groups)[kGroups], int64_t step) {
-        mine.add<T>(groups, transform, row.group(step, 0) * kColumns, int64_t{blockDim.x} * kColumns, row.vocab());
+      [&](const Group<T>(&groups)[kGroups], int step) {
+        mine.add<T>(groups, transform, row.at(step, 0) * kColumns, static_cast<int>(blockDim.x) * kColumns,
+                    row.vocab());
       },
       fetched, next);
   const float max = block_max(mine.max, max_per_warp);
@@ -209,58 +315,64 @@ __device__ Partial reduce_row(StepRing& ring, const RowSteps<T>& row, const Tran
   return {max, sum};
 }
 
-/// dx = grad*(onehot(target) - softmax(z)) dz/dx for one row of logits x, with z = transform(x), group by group.
-/// p = exp(z - max)/sum, not exp(z - lse): a large lse would be rounded. `Index` counts columns: 32 bits take half of
-/// the instructions where a row, or the part of one that a block has, is short enough.
-template <typename T, typename Transform, typename Index = int64_t>
+/// dx = grad*(onehot(target) - softmax(z)) dz/dx for one row of logits x, with z = transform(x), vector by vector.
+/// p = exp(z - max)/sum, not exp(z - lse): a large lse would be rounded.
+template <typename T, typename Transform>
 class RowGradient {
  public:
   static constexpr int kColumns = kGroupColumns<T>;
 
-  __device__ RowGradient(const Partial& total, float grad, Index target, Index vocab, T* __restrict__ dx,
+  /// `skew`: vector 0 of the logits begins so many columns before the row. Vectors of dx that begin at 16-byte
+  /// boundaries, as those of the logits do if both have the same skew, are stored as such.
+  __device__ RowGradient(const Partial& total, float grad, int64_t target, int vocab, T* __restrict__ dx, int skew,
                          const Transform& transform)
       : shift_(exp_shift(total.max)),
         scale_(1.0f / total.sum),
         minus_grad_(minus(grad)),
-        target_(target),
+        skew_(skew),
         vocab_(vocab),
-        n_whole_(is_aligned(dx) ? vocab / kColumns : 0),
-        dx_(dx),
+        begin_(skew == 0 ? 0 : 1),
+        end_(skew_of(dx) == skew ? max(begin_, (skew + vocab) / kColumns) : begin_),
+        target_(target >= 0 && target < vocab ? static_cast<int>(target) + skew : -kColumns),
+        vectors_(dx - skew),
         transform_(transform) {}
 
-  /// `group`: its number in the row.
-  __device__ void write(const Group<T>& logits, Index group) const {
-    const Index first = group * kColumns;
+  /// The vectors [begin, end) lie in the row and can be stored as such; the one with the target, -1 if there is none.
+  __device__ int begin() const { return begin_; }
+  __device__ int end() const { return end_; }
+  __device__ int target_vector() const { return target_ / kColumns; }
+
+  __device__ void write(const Group<T>& logits, int vector) const {
     float x[kColumns], p[kColumns];
     probabilities(logits, x, p);
-    // Computed once per group: a comparison per column would cost as much as the exp
-    const Index target_in_group = target_ - first;
-    if (target_in_group >= 0 && target_in_group < kColumns) {
+    // Computed once per vector: a comparison per column would cost as much as the exp
+    const int target_in_vector = target_ - vector * kColumns;
+    if (target_in_vector >= 0 && target_in_vector < kColumns) {
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {  // exactly, because the difference may be small
-        if (i == target_in_group) p[i] = expf(transform_.apply(x[i]) - shift_) * scale_ - 1.0f;
+        if (i == target_in_vector) p[i] = expf(transform_.apply(x[i]) - shift_) * scale_ - 1.0f;
       }
     }
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) p[i] = p[i] * minus_grad_ * transform_.slope(x[i]);
-    if (group < n_whole_) {
-      store(first, p);
+    if (static_cast<unsigned>(vector - begin_) < static_cast<unsigned>(end_ - begin_)) {
+      store(vector, p);
     } else {
+      const int first = vector * kColumns;
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
-        if (first + i < vocab_) dx_[first + i] = from_float<T>(p[i]);
+        if (first + i >= skew_ && first + i < skew_ + vocab_) vectors_[first + i] = from_float<T>(p[i]);
       }
     }
   }
 
-  bool __device__ all_are_whole() const { return n_whole_ * kColumns == vocab_; }
-  /// The same in fewer instructions for a whole group that does not contain the target.
-  __device__ void write_whole(const Group<T>& logits, Index group) const {
+  /// The same in fewer instructions for one of [begin, end) without the target.
+  __device__ void write_whole(const Group<T>& logits, int vector) const {
     float x[kColumns], p[kColumns];
     probabilities(logits, x, p);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) p[i] = p[i] * minus_grad_ * transform_.slope(x[i]);
-    store(group * kColumns, p);
+    store(vector, p);
   }
 
  private:
@@ -276,8 +388,8 @@ class RowGradient {
     }
   }
   /// A streaming store: dx is not read here, so L2 is left to the logits.
-  __device__ void store(Index first, const float (&values)[kColumns]) const {
-    __stcs(reinterpret_cast<uint4*>(dx_ + first), Group<T>::packed(values).bits);
+  __device__ void store(int vector, const float (&values)[kColumns]) const {
+    __stcs(reinterpret_cast<uint4*>(vectors_ + int64_t{vector} * kColumns), Group<T>::packed(values).bits);
   }
   /// Opaque: the compiler would negate each product instead.
   __device__ static float minus(float x) {
@@ -287,20 +399,20 @@ class RowGradient {
   }
 
   float shift_, scale_, minus_grad_;
-  Index target_, vocab_, n_whole_;
-  T* __restrict__ dx_;
+  int skew_, vocab_, begin_, end_, target_;  // target_: counted from the first column of vector 0
+  T* __restrict__ vectors_;
   const Transform& transform_;
 };
 
 /// The gradient of one row. `total` is the result of reduce_row(), which must have run last: the ring still holds its
 /// last steps.
-template <typename T, typename Transform = NoTransform>
-__device__ void write_gradient(StepRing& ring, const RowSteps<T>& row, const Partial& total, float grad, int64_t target,
-                               T* __restrict__ dx, const Transform& transform = {}) {
-  const RowGradient<T, Transform> gradient(total, grad, target, row.vocab(), dx, transform);
-  for_each_step_again(ring, row, [&](const Group<T>(&groups)[kGroups], int64_t step) {
+template <typename T, bool skewed, typename Transform = NoTransform>
+__device__ void write_gradient(StepRing& ring, const RowSteps<T, skewed>& row, const Partial& total, float grad,
+                               int64_t target, T* __restrict__ dx, const Transform& transform = {}) {
+  const RowGradient<T, Transform> gradient(total, grad, target, row.vocab(), dx, row.skew(), transform);
+  for_each_step_again(ring, row, [&](const Group<T>(&vectors)[kGroups], int step) {
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) gradient.write(groups[g], row.group(step, g));
+    for (int g = 0; g < kGroups; ++g) gradient.write(vectors[g], row.at(step, g));
   });
 }
 
@@ -308,11 +420,13 @@ __device__ void write_gradient(StepRing& ring, const RowSteps<T>& row, const Par
 template <typename T>
 __device__ void write_zeros(T* __restrict__ row, int64_t vocab) {
   constexpr int kColumns = kGroupColumns<T>;
-  const int64_t n_whole = is_aligned(row) ? vocab / kColumns : 0;
-  for (int64_t group = threadIdx.x; group < n_whole; group += blockDim.x) {
-    __stcs(reinterpret_cast<uint4*>(row + group * kColumns), uint4{0, 0, 0, 0});
+  const int64_t before = min(int64_t{(kColumns - skew_of(row)) % kColumns}, vocab), thread = threadIdx.x;
+  const int64_t n_whole = (vocab - before) / kColumns, behind = before + n_whole * kColumns;
+  for (int64_t i = thread; i < n_whole; i += blockDim.x) {
+    __stcs(reinterpret_cast<uint4*>(row + before + i * kColumns), uint4{0, 0, 0, 0});
   }
-  for (int64_t v = n_whole * kColumns + threadIdx.x; v < vocab; v += blockDim.x) row[v] = from_float<T>(0.0f);
+  if (thread < before) row[thread] = from_float<T>(0.0f);
+  if (thread < vocab - behind) row[behind + thread] = from_float<T>(0.0f);
 }
 
 }  // namespace checkop::kernels

@@ -7,7 +7,7 @@
 //   logits, dlogits: [rows, vocab] f32|f16|bf16, contiguous     mask: [rows] u8 or none
 //   entropy, grad_entropy: [rows] f32
 //   Where the mask is 0: entropy and gradient are 0, and the row of logits is not read. A logit of -inf adds nothing.
-//   Limits: rows < 2^31, vocab >= 1.   No workspace.
+//   Limits: rows < 2^31, vocab 1 to 2^30.   No workspace.
 //   Expected error: chains of about vocab/1024 + 20 fp32 additions, expf, tanhf and logf within 2 ulp, one output
 //   rounding. A row's bits depend only on its own values: see cuda/softmax.cuh.
 #include "cuda/logit_transform.cuh"
@@ -29,8 +29,8 @@ struct EntropyPartial {
   }
 
   template <bool has_cap, typename T>
-  __device__ void add(const LogitTransform& transform, const Group<T> (&groups)[kGroups], int64_t first, int64_t step,
-                      int64_t vocab) {
+  __device__ void add(const LogitTransform& transform, const Group<T> (&groups)[kGroups], int first, int step,
+                      int vocab) {
     constexpr int kColumns = kGroupColumns<T>;
     float z[kGroups][kColumns], new_max = max;
 #pragma unroll
@@ -68,13 +68,14 @@ struct EntropyRow {
 };
 
 /// Maximum, sum of exponentials and M of a row, in every thread. All threads of the block must call.
-template <typename T, bool has_cap>
-__device__ EntropyRow reduce_entropy(StepRing& ring, const RowSteps<T>& row, const LogitTransform& transform) {
+template <bool has_cap, typename T, bool skewed>
+__device__ EntropyRow reduce_entropy(StepRing& ring, const RowSteps<T, skewed>& row, const LogitTransform& transform) {
   __shared__ float max_per_warp[kWarp], sum_per_warp[kWarp], weighted_per_warp[kWarp];
   constexpr int kColumns = kGroupColumns<T>;
   EntropyPartial mine;
-  for_each_step(ring, row, [&](const Group<T>(&groups)[kGroups], int64_t step) {
-    mine.add<has_cap, T>(transform, groups, row.group(step, 0) * kColumns, int64_t{blockDim.x} * kColumns, row.vocab());
+  for_each_step(ring, row, [&](const Group<T>(&groups)[kGroups], int step) {
+    mine.add<has_cap, T>(transform, groups, row.at(step, 0) * kColumns, static_cast<int>(blockDim.x) * kColumns,
+                         row.vocab());
   });
   const float max = block_max(mine.max, max_per_warp);
   mine.move_to(exp_shift(max));
@@ -94,7 +95,8 @@ __global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void entropy_forward(con
     return;
   }
   StepRing ring(slots);
-  const EntropyRow r = reduce_entropy<T, has_cap>(ring, RowSteps<T>(logits + row * vocab, vocab), transform);
+  const auto reduce = [&](const auto& steps) { return reduce_entropy<has_cap>(ring, steps, transform); };
+  const EntropyRow r = with_steps(vocab, reduce, logits + row * vocab);
   if (threadIdx.x == 0) entropy[row] = logf(r.sum) + r.mean;
 }
 
@@ -109,32 +111,35 @@ __global__ __launch_bounds__(kMaxBackwardThreads) void entropy_backward(const T*
   T* __restrict__ dx = dlogits + row * vocab;
   if (mask != nullptr && mask[row] == 0) return write_zeros(dx, vocab);  // the whole block
   StepRing ring(slots);
-  const RowSteps<T> x(logits + row * vocab, vocab);
-  const EntropyRow r = reduce_entropy<T, has_cap>(ring, x, transform);
-  constexpr int kColumns = kGroupColumns<T>;
-  const float shift = exp_shift(r.max), scale = grad_entropy[row] / r.sum;
-  const int64_t n_whole = is_aligned(dx) ? vocab / kColumns : 0;
-  for_each_step_again(ring, x, [&](const Group<T>(&groups)[kGroups], int64_t step) {
+  const auto write = [&](const auto& x) {
+    constexpr int kColumns = kGroupColumns<T>;
+    const EntropyRow r = reduce_entropy<has_cap>(ring, x, transform);
+    const float shift = exp_shift(r.max), scale = grad_entropy[row] / r.sum;
+    const bool in_vectors = skew_of(dx) == x.skew();
+    for_each_step_again(ring, x, [&](const Group<T>(&vectors)[kGroups], int step) {
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const int64_t group = x.group(step, g), first = group * kColumns;
-      float value[kColumns];
-      groups[g].unpack(value);
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) {
-        const float below = shift - transform.apply<has_cap>(value[i]), p = expf(-below);
-        value[i] = p == 0.0f ? 0.0f : scale * p * (below - r.mean) * transform.slope<has_cap>(value[i]);
-      }
-      if (group < n_whole) {  // streaming store: dlogits is not read here, so L2 is left to the logits
-        __stcs(reinterpret_cast<uint4*>(dx + first), Group<T>::packed(value).bits);
-      } else {
+      for (int g = 0; g < kGroups; ++g) {
+        const int first = x.at(step, g) * kColumns - x.skew();
+        float value[kColumns];
+        vectors[g].unpack(value);
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) {
-          if (first + i < vocab) dx[first + i] = from_float<T>(value[i]);
+          const float below = shift - transform.apply<has_cap>(value[i]), p = expf(-below);
+          value[i] = p == 0.0f ? 0.0f : scale * p * (below - r.mean) * transform.slope<has_cap>(value[i]);
+        }
+        if (in_vectors && first >= 0 &&
+            first + kColumns <= vocab) {  // streaming store: dlogits is not read here, so L2 is left to the logits
+          __stcs(reinterpret_cast<uint4*>(dx + first), Group<T>::packed(value).bits);
+        } else {
+#pragma unroll
+          for (int i = 0; i < kColumns; ++i) {
+            if (first + i >= 0 && first + i < vocab) dx[first + i] = from_float<T>(value[i]);
+          }
         }
       }
-    }
-  });
+    });
+  };
+  with_steps(vocab, write, logits + row * vocab);
 }
 
 struct EntropyParams {
@@ -164,11 +169,7 @@ checkop_status check_call(const checkop_call* call, bool backward, EntropyParams
     list(call->outputs[0], "entropy", CHECKOP_F32);
   }
   if (check.failed()) return check.status();
-  if (params.rows > std::numeric_limits<int32_t>::max()) {  // a row is a block, and a grid has at most that many blocks
-    return say(call, CHECKOP_UNSUPPORTED, "tensor 'logits': %lld rows, at most 2147483647 are supported",
-               static_cast<long long>(params.rows));
-  }
-  return CHECKOP_OK;
+  return check_rows(call, "logits", params.rows, params.vocab);
 }
 
 template <typename T, bool has_cap>

@@ -8,9 +8,11 @@
 //   policy_logits, ref_logits, dpolicy_logits: [batch, seq, vocab] f32|f16|bf16, contiguous
 //   action_ids: i64   masks: u8   old_logps, rewards[batch], grad_loss, loss, policy_loss, kl: f32
 //   group_boundaries: i64, may be absent
-//   Limits: batch*seq < 2^31. Active ids outside [0, vocab) and boundaries that do not cut the batch are
-//   CHECKOP_FAILED.
+//   Limits: batch*seq < 2^31, vocab 1 to 2^30. Active ids outside [0, vocab) and boundaries that do not cut the batch
+//   are CHECKOP_FAILED.
 //   Workspace: 512 bytes, two floats per token and a float per completion, each array rounded up to 256.
+//   Backward, from sm_90 on: the blocks of a cluster hold a row of each in shared memory, one after the other, and read
+//   them once (held_row.cuh).
 //   Expected error: that of ratio_kl per token, then a chain of tokens/1024 + 10 fp32 additions.
 //   Bits depend only on the shape and the values; the gradient of a token only on its own row, A and n.
 #include "cuda/group_boundaries.cuh"
@@ -106,17 +108,18 @@ __global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void token_losses(Policy
     return;
   }
   StepRing ring(slots);
-  const Token token = read_token(ring, in, row);
-  wait_for_kernel_before();
-  if (threadIdx.x != 0) return;
-  const float a = advantages[row / params.seq], ratio = expf(token.delta);
-  // Not fminf(fmaxf()), which would turn a NaN into a finite loss.
-  const float clamped = ratio < 1.0f - params.clip   ? 1.0f - params.clip
-                        : ratio > 1.0f + params.clip ? 1.0f + params.clip
-                                                     : ratio;
-  const float plain = ratio * a, clipped = clamped * a;
-  losses[row] = -(clipped < plain ? clipped : plain);
-  kls[row] = k3(token.d);
+  read_token(ring, in, row, [&](const Token& token, const auto&) {
+    wait_for_kernel_before();
+    if (threadIdx.x != 0) return;
+    const float a = advantages[row / params.seq], ratio = expf(token.delta);
+    // Not fminf(fmaxf()), which would turn a NaN into a finite loss.
+    const float clamped = ratio < 1.0f - params.clip   ? 1.0f - params.clip
+                          : ratio > 1.0f + params.clip ? 1.0f + params.clip
+                                                       : ratio;
+    const float plain = ratio * a, clipped = clamped * a;
+    losses[row] = -(clipped < plain ? clipped : plain);
+    kls[row] = k3(token.d);
+  });
 }
 
 /// Means over all tokens, in an order that depends only on their number.
@@ -135,6 +138,15 @@ __global__ __launch_bounds__(kSumThreads) void average(const float* __restrict__
   *loss = beta == 0.0f ? mean_loss : mean_loss + beta * mean_kl;
 }
 
+/// The factor of a token's gradient, without that of the loss's mean.
+__device__ float factor_of_gradient(const Token& token, float advantage, const GrpoParams& params) {
+  const float ratio = expf(token.delta);
+  const bool unclipped = advantage < 0.0f ? !(ratio < 1.0f - params.clip) : !(ratio > 1.0f + params.clip);
+  const float of_loss = unclipped ? -advantage * ratio : 0.0f;
+  const float of_kl = params.beta == 0.0f ? 0.0f : params.beta * expm1f(token.d);
+  return of_loss - of_kl;
+}
+
 /// dpolicy_logits of one token per block.
 template <typename T>
 __global__ __launch_bounds__(kMaxBackwardThreads) void grpo_backward(PolicyInputs<T> in, GrpoParams params,
@@ -149,14 +161,31 @@ __global__ __launch_bounds__(kMaxBackwardThreads) void grpo_backward(PolicyInput
     return write_zeros(dz, in.vocab);
   }
   StepRing ring(slots);
-  const Token token = read_token(ring, in, row);
-  wait_for_kernel_before();
-  const float a = advantages[row / params.seq], ratio = expf(token.delta);
-  const bool unclipped = a < 0.0f ? !(ratio < 1.0f - params.clip) : !(ratio > 1.0f + params.clip);
-  const float of_loss = unclipped ? -a * ratio : 0.0f;
-  const float of_kl = params.beta == 0.0f ? 0.0f : params.beta * expm1f(token.d);
-  const float c = *grad_loss / *divisor * (of_loss - of_kl);
-  write_gradient(ring, RowSteps<T>(in.policy + row * in.vocab, in.vocab), token.policy, c, token.target, dz);
+  read_token(ring, in, row, [&](const Token& token, const auto& policy) {
+    wait_for_kernel_before();
+    const float c = *grad_loss / *divisor * factor_of_gradient(token, advantages[row / params.seq], params);
+    write_gradient(ring, policy, token.policy, c, token.target, dz);
+  });
+}
+
+/// The same, one token per cluster, whose blocks hold `groups` groups each. From sm_90 on.
+template <typename T>
+__global__ __launch_bounds__(kHeldThreads, kHeldBlocksPerSM) void grpo_backward_held(
+    PolicyInputs<T> in, GrpoParams params, const float* __restrict__ advantages, const float* __restrict__ divisor,
+    const float* __restrict__ grad_loss, T* __restrict__ dpolicy, int groups) {
+#if __CUDA_ARCH__ >= 900
+  const int64_t row = HeldRow<T>::number();
+  T* __restrict__ dz = dpolicy + row * in.vocab;
+  if (!in.is_active(row)) {    // the same for the whole cluster
+    wait_for_kernel_before();  // see above
+    return write_zeros(dz, in.vocab, HeldRow<T>::rank(), groups);
+  }
+  read_held_token(in, row, groups, [&](const Token& token, const auto& held) {
+    wait_for_kernel_before();
+    const float c = *grad_loss / *divisor * factor_of_gradient(token, advantages[row / params.seq], params);
+    held.write(token.policy, c, token.target, dz, NoTransform{});
+  });
+#endif
 }
 
 bool has_boundaries(const checkop_call* call) {
@@ -197,7 +226,7 @@ checkop_status check_call(const checkop_call* call, bool backward, PolicyShape& 
                "samples_per_prompt is %g, expected a divisor of the batch %lld that is at least 2", samples,
                static_cast<long long>(policy.shape[0]));
   }
-  if (auto status = check_grid(call, shape.rows)) return status;
+  if (auto status = check_rows(call, "policy_logits", shape.rows, shape.vocab)) return status;
   return check.workspace(static_cast<size_t>(WorkspaceLayout(shape.rows, policy.shape[0]).bytes)).status();
 }
 
@@ -244,9 +273,9 @@ checkop_status launch(const checkop_call* call, bool backward) {
     using T = typename Tag::type;
     const PolicyInputs<T> in = policy_inputs<T>(call, completion, shape.vocab);
     if (backward) {
-      const auto error = launch_rows<T, true>(
-          grpo_backward<T>, shape.rows, backward_threads_for(shape.vocab), shape.vocab, stream, in, params, advantages,
-          divisor, static_cast<const float*>(call->inputs[kGradLoss].data), static_cast<T*>(call->outputs[0].data));
+      const auto error = launch_gradient<T>(
+          grpo_backward_held<T>, grpo_backward<T>, shape.rows, shape.vocab, stream, in, params, advantages, divisor,
+          static_cast<const float*>(call->inputs[kGradLoss].data), static_cast<T*>(call->outputs[0].data));
       if (auto s = cuda_status(call, error, "launch grpo_loss backward")) return s;
     } else {
       auto error = launch_rows<T, true>(token_losses<T>, shape.rows, threads_for(shape.vocab), shape.vocab, stream, in,

@@ -10,8 +10,9 @@
 //   student, teacher, dstudent: [..., vocab] f32|f16|bf16, contiguous    mask: [...] u8 or none
 //   loss, grad_loss: [...] f32
 //   Where the mask is 0: loss and gradient are 0, and no logit is read. A probability of 0 adds nothing.
-//   Limits: rows < 2^31.   No workspace.   Expected error: chains of about vocab/1024 + 20 fp32 additions, expf and
-//   logf within 2 ulp, one output rounding. A row's bits depend only on its own values: see cuda/softmax.cuh.
+//   Limits: rows < 2^31, vocab 1 to 2^30.   No workspace.
+//   Expected error: chains of about vocab/1024 + 20 fp32 additions, expf and logf within 2 ulp, one output rounding.
+//   A row's bits depend only on its own values: see cuda/softmax.cuh.
 #include "cuda/softmax.cuh"
 
 namespace checkop::kernels {
@@ -61,10 +62,12 @@ class KlRow {
         teacher_(params.teacher + row * params.vocab),
         a_(Partial{}),
         b_(Partial{}) {
-    const RowSteps<T> student(student_, params.vocab), teacher(teacher_, params.vocab);
-    a_ = LogSoftmax(reduce_row(ring, student, params.temperature, false, &teacher));
-    __syncthreads();
-    b_ = LogSoftmax(reduce_row(ring, teacher, params.temperature, true));
+    const auto reduce = [&](const auto& student, const auto& teacher) {
+      a_ = LogSoftmax(reduce_row(ring, student, params.temperature, false, &teacher));
+      __syncthreads();
+      b_ = LogSoftmax(reduce_row(ring, teacher, params.temperature, true));
+    };
+    with_steps(params.vocab, reduce, student_, teacher_);
   }
 
   /// Calls body(first column, a, b) for each group of columns of the thread, in ascending order; beyond the row's end
@@ -102,8 +105,8 @@ class KlRow {
   __device__ void load(const T* __restrict__ row, int64_t group, const LogSoftmax& log, float (&to)[kColumns]) const {
     const int64_t first = group * kColumns;
     const bool is_whole = is_aligned(row) && first + kColumns <= params_.vocab;
-    const auto elements =
-        is_whole ? Group<T>{*reinterpret_cast<const uint4*>(row + first)} : load_ragged<T>(row, first, params_.vocab);
+    const auto elements = is_whole ? Group<T>{*reinterpret_cast<const uint4*>(row + first)}
+                                   : load_ragged<T>(row, static_cast<int>(first), static_cast<int>(params_.vocab));
     elements.unpack(to);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) to[i] = log(params_.temperature.apply(to[i]));
@@ -193,12 +196,7 @@ checkop_status check_call(const checkop_call* call, bool backward) {
     per_row(call->outputs[0], "loss", CHECKOP_F32);
   }
   if (check.failed()) return check.status();
-  const int64_t rows = leading_count(student);
-  if (rows > std::numeric_limits<int32_t>::max()) {  // a row is a block
-    return say(call, CHECKOP_UNSUPPORTED, "tensor 'student': %lld rows, at most 2147483647 are supported",
-               static_cast<long long>(rows));
-  }
-  return CHECKOP_OK;
+  return check_rows(call, "student", leading_count(student), last_extent(student));
 }
 
 template <typename T, Beta kind>

@@ -6,7 +6,7 @@
 //   logits, dlogits: [rows, vocab] f32|f16|bf16, contiguous     token_ids: [rows] i64     logp, grad_logp: [rows] f32
 //   If token_ids[row] = ignore_index: logp and gradient are 0, and the row of logits is not read.
 //   top_k, top_p: only columns that stay count; see cuda/truncation.cuh, whose kernel reads a row some ten times
-//   Limits: rows < 2^31, vocab >= 1, at most 2^22 with top_k or top_p. Other ids outside [0, vocab) are CHECKOP_FAILED.
+//   Limits: rows < 2^31, vocab 1 to 2^30, to 2^22 with top_k or top_p. Other ids outside [0, vocab) are CHECKOP_FAILED.
 //   Workspace: 256 bytes.
 //   Backward, from sm_90 on: the blocks of a cluster hold a row in shared memory and read it once (held_row.cuh).
 //   Expected error: a chain of about vocab/1024 + 20 fp32 additions, expf and logf within 2 ulp, one output rounding.
@@ -33,7 +33,8 @@ __global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void logp_forward(const 
   }
   const T* __restrict__ x = logits + row * vocab;
   StepRing ring(slots);
-  const Partial total = reduce_row(ring, RowSteps<T>(x, vocab), transform);
+  const auto reduce = [&](const auto& steps) { return reduce_row(ring, steps, transform); };
+  const Partial total = with_steps(vocab, reduce, x);
   if (threadIdx.x != 0) return;
   if (target < 0 || target >= vocab) return;  // IdCheck refuses it
   // (z - max) first: the difference is small and nearly exact, but max + log(sum) may be large.
@@ -48,25 +49,26 @@ __global__ __launch_bounds__(kMaxBackwardThreads) void logp_backward(
   const int64_t row = blockIdx.x;
   if (token_ids[row] == ignored) return write_zeros(dlogits + row * vocab, vocab);  // the whole block
   StepRing ring(slots);
-  const RowSteps<T> x(logits + row * vocab, vocab);
-  const Partial total = reduce_row(ring, x, transform);
-  write_gradient(ring, x, total, grad_logp[row], token_ids[row], dlogits + row * vocab, transform);
+  const auto write = [&](const auto& x) {
+    const Partial total = reduce_row(ring, x, transform);
+    write_gradient(ring, x, total, grad_logp[row], token_ids[row], dlogits + row * vocab, transform);
+  };
+  with_steps(vocab, write, logits + row * vocab);
 }
 
 /// The same, one row per cluster, whose blocks hold `groups` groups each. From sm_90 on.
 template <typename T, typename Transform>
-__global__ __launch_bounds__(kHeldThreads) void logp_backward_held(const T* __restrict__ logits,
-                                                                   const int64_t* __restrict__ token_ids,
-                                                                   const float* __restrict__ grad_logp, int64_t ignored,
-                                                                   int64_t vocab, Transform transform,
-                                                                   T* __restrict__ dlogits, int groups) {
+__global__ __launch_bounds__(kHeldThreads, kHeldBlocksPerSM) void logp_backward_held(
+    const T* __restrict__ logits, const int64_t* __restrict__ token_ids, const float* __restrict__ grad_logp,
+    int64_t ignored, int64_t vocab, Transform transform, T* __restrict__ dlogits, int groups) {
 #if __CUDA_ARCH__ >= 900
   const int64_t row = HeldRow<T>::number(), target = token_ids[row];
   T* __restrict__ dx = dlogits + row * vocab;
   if (target == ignored) return write_zeros(dx, vocab, HeldRow<T>::rank(), groups);  // the whole cluster
-  const HeldRow<T> held(logits + row * vocab, vocab, groups);
+  HeldRow<T> held(logits + row * vocab, vocab, groups);
   const float grad = grad_logp[row];
-  held.write(held.reduce(transform), grad, target, dx, transform);
+  const Partial total = held.reduce(transform).of[0];
+  held.write(total, grad, target, dx, transform);
 #endif
 }
 
@@ -99,10 +101,7 @@ checkop_status check_call(const checkop_call* call, bool backward, LogpParams& p
     check.dtype(logp, "logp", CHECKOP_F32).shape(logp, "logp", logits, n_leading, {}).contiguous(logp, "logp");
   }
   if (check.failed()) return check.status();
-  if (params.rows > std::numeric_limits<int32_t>::max()) {  // a row is a block, and a grid has at most that many blocks
-    return say(call, CHECKOP_UNSUPPORTED, "tensor 'logits': %lld rows, at most 2147483647 are supported",
-               static_cast<long long>(params.rows));
-  }
+  if (auto status = check_rows(call, "logits", params.rows, params.vocab)) return status;
   constexpr int64_t kMostTruncated = int64_t{1} << 22;  // so many exponentials in units of 2^-40 fit 64 bits
   if (!params.truncation.is_none() && params.vocab > kMostTruncated) {
     return say(call, CHECKOP_UNSUPPORTED,
@@ -135,16 +134,9 @@ checkop_status launch(const checkop_call* call, const LogpParams& params, const 
   if (backward) {
     const auto* grad_logp = static_cast<const float*>(call->inputs[2].data);
     auto* dlogits = static_cast<T*>(call->outputs[0].data);
-    Parts parts;
-    auto error = find_parts<T>(logp_backward_held<T, Transform>, params.vocab, parts);
-    if (error == cudaSuccess && parts.count > 0) {
-      error = launch_held_rows(logp_backward_held<T, Transform>, params.rows, parts, stream, logits, ids, grad_logp,
-                               params.ignored, params.vocab, transform, dlogits);
-    } else if (error == cudaSuccess) {
-      error = launch_rows<T, true>(logp_backward<T, Transform>, params.rows, backward_threads_for(params.vocab),
-                                   params.vocab, stream, logits, ids, grad_logp, params.ignored, params.vocab,
-                                   transform, dlogits);
-    }
+    const auto error =
+        launch_gradient<T>(logp_backward_held<T, Transform>, logp_backward<T, Transform>, params.rows, params.vocab,
+                           stream, logits, ids, grad_logp, params.ignored, params.vocab, transform, dlogits);
     return cuda_status(call, error, "launch logp backward");
   }
   const auto error = launch_rows<T, true>(logp_forward<T, Transform>, params.rows, threads_for(params.vocab),

@@ -5,7 +5,9 @@
 //   If attention_mask[r] = 0: ratio is 1, kl and gradient are 0, and nothing else of the row is read.
 //   policy_logits, ref_logits, dpolicy_logits: [rows, vocab] f32|f16|bf16, contiguous     action_ids: [rows] i64
 //   attention_mask: [rows] u8     old_logps, grad_ratio, grad_kl, ratio, kl: [rows] f32
-//   Limits: rows < 2^31, vocab >= 1. Active ids outside [0, vocab) are CHECKOP_FAILED.   Workspace: 256 bytes.
+//   Limits: rows < 2^31, vocab 1 to 2^30. Active ids outside [0, vocab) are CHECKOP_FAILED.   Workspace: 256 bytes.
+//   Backward, from sm_90 on: the blocks of a cluster hold a row of each in shared memory, one after the other, and read
+//   them once (held_row.cuh).
 //   Expected error: that of logp in lp and lr, expf within 2 ulp of their difference; kl is right to fp32 near 0.
 //   A row's bits depend only on its own values: see cuda/softmax.cuh.
 #include "cuda/policy.cuh"
@@ -24,8 +26,14 @@ __global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void ratio_kl_forward(Po
     return;
   }
   StepRing ring(slots);
-  const Token token = read_token(ring, in, row);
-  if (threadIdx.x == 0) ratio[row] = expf(token.delta), kl[row] = k3(token.d);
+  read_token(ring, in, row, [&](const Token& token, const auto&) {
+    if (threadIdx.x == 0) ratio[row] = expf(token.delta), kl[row] = k3(token.d);
+  });
+}
+
+/// c of the head of the file.
+__device__ float factor_of_gradient(const Token& token, float grad_ratio, float grad_kl) {
+  return grad_ratio * expf(token.delta) - grad_kl * expm1f(token.d);
 }
 
 /// dpolicy_logits of one row per block.
@@ -38,9 +46,29 @@ __global__ __launch_bounds__(kMaxBackwardThreads) void ratio_kl_backward(PolicyI
   T* __restrict__ dz = dpolicy + row * in.vocab;
   if (!in.is_active(row)) return write_zeros(dz, in.vocab);
   StepRing ring(slots);
-  const Token token = read_token(ring, in, row);
-  const float c = grad_ratio[row] * expf(token.delta) - grad_kl[row] * expm1f(token.d);
-  write_gradient(ring, RowSteps<T>(in.policy + row * in.vocab, in.vocab), token.policy, c, token.target, dz);
+  read_token(ring, in, row, [&](const Token& token, const auto& policy) {
+    const float c = factor_of_gradient(token, grad_ratio[row], grad_kl[row]);
+    write_gradient(ring, policy, token.policy, c, token.target, dz);
+  });
+}
+
+/// The same, one row per cluster, whose blocks hold `groups` groups each. From sm_90 on.
+template <typename T>
+__global__ __launch_bounds__(kHeldThreads,
+                             kHeldBlocksPerSM) void ratio_kl_backward_held(PolicyInputs<T> in,
+                                                                           const float* __restrict__ grad_ratio,
+                                                                           const float* __restrict__ grad_kl,
+                                                                           T* __restrict__ dpolicy, int groups) {
+#if __CUDA_ARCH__ >= 900
+  const int64_t row = HeldRow<T>::number();
+  T* __restrict__ dz = dpolicy + row * in.vocab;
+  if (!in.is_active(row)) return write_zeros(dz, in.vocab, HeldRow<T>::rank(), groups);  // the whole cluster
+  const float of_ratio = grad_ratio[row], of_kl = grad_kl[row];
+  read_held_token(in, row, groups, [&](const Token& token, const auto& held) {
+    const float c = factor_of_gradient(token, of_ratio, of_kl);
+    held.write(token.policy, c, token.target, dz, NoTransform{});
+  });
+#endif
 }
 
 checkop_status check_call(const checkop_call* call, bool backward, PolicyShape& shape) {
@@ -64,7 +92,7 @@ checkop_status check_call(const checkop_call* call, bool backward, PolicyShape& 
     check_per_row(call->outputs[1], "kl");
   }
   if (check.failed()) return check.status();
-  if (auto status = check_grid(call, shape.rows)) return status;
+  if (auto status = check_rows(call, "policy_logits", shape.rows, shape.vocab)) return status;
   return check.workspace(kIdCheckBytes).status();
 }
 
@@ -83,10 +111,10 @@ checkop_status launch(const checkop_call* call, bool backward) {
     using T = typename Tag::type;
     const PolicyInputs<T> in = policy_inputs<T>(call, nullptr, shape.vocab);
     const auto error =
-        backward ? launch_rows<T, true>(ratio_kl_backward<T>, shape.rows, backward_threads_for(shape.vocab),
-                                        shape.vocab, stream, in, static_cast<const float*>(call->inputs[5].data),
-                                        static_cast<const float*>(call->inputs[6].data),
-                                        static_cast<T*>(call->outputs[0].data))
+        backward ? launch_gradient<T>(ratio_kl_backward_held<T>, ratio_kl_backward<T>, shape.rows, shape.vocab, stream,
+                                      in, static_cast<const float*>(call->inputs[5].data),
+                                      static_cast<const float*>(call->inputs[6].data),
+                                      static_cast<T*>(call->outputs[0].data))
                  : launch_rows<T, true>(ratio_kl_forward<T>, shape.rows, threads_for(shape.vocab), shape.vocab, stream,
                                         in, static_cast<float*>(call->outputs[0].data),
                                         static_cast<float*>(call->outputs[1].data));

@@ -7,7 +7,7 @@
 //   If token_ids[row] = ignore_index: logp and gradient are 0, and the row of logits is not read.
 //   One exchange: 16 bytes per row and rank (or canonical segment), gathered on every rank and combined in the order of
 //   the vocabulary. With canonical segments bits do not depend on the number of ranks.
-//   Limits: rows < 2^31; 64 ranks, 64 canonical segments.
+//   Limits: rows < 2^31, 2^30 columns of a rank; 64 ranks, 64 canonical segments.
 //   Workspace: 512 bytes, 8 per row, and 16 * (ranks + 1) per row; with n canonical segments the last n - ranks + 1
 //   times.
 //   Expected error: as for logp / cuda, plus one addition per part.
@@ -30,7 +30,8 @@ __global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void reduce_rows(
   }
   const T* __restrict__ z = logits + row * ld + first;
   StepRing ring(slots);
-  const Partial total = reduce_row(ring, RowSteps<T>(z, columns));
+  const auto reduce = [&](const auto& steps) { return reduce_row(ring, steps); };
+  const Partial total = with_steps(columns, reduce, z);
   if (threadIdx.x != 0) return;
   const bool holds = target >= 0 && target < columns;
   stats[row] = {total.max, total.sum, holds ? to_float(z[target]) : 0.0f, holds ? 1u : 0u};
@@ -47,9 +48,11 @@ __global__ __launch_bounds__(kMaxBackwardThreads) void gradient_rows(const T* __
   const int64_t row = blockIdx.x;
   if (token_ids[row] == ignored) return write_zeros(dlogits + row * columns, columns);  // the whole block
   StepRing ring(slots);
-  const RowSteps<T> x(logits + row * columns, columns);
-  fetch_last_steps(ring, x);
-  write_gradient(ring, x, totals[row], grad_logp[row], token_ids[row] - first_id, dlogits + row * columns);
+  const auto write = [&](const auto& x) {
+    fetch_last_steps(ring, x);
+    write_gradient(ring, x, totals[row], grad_logp[row], token_ids[row] - first_id, dlogits + row * columns);
+  };
+  with_steps(columns, write, logits + row * columns);
 }
 
 /// Layout of the workspace after the kIdCheckBytes for ids.
@@ -96,6 +99,10 @@ void run(const checkop_call& c, bool backward) {
     if (shape.rows > std::numeric_limits<int32_t>::max()) {
       throw native::Refusal(CHECKOP_UNSUPPORTED,
                             "logits: " + std::to_string(shape.rows) + " rows, at most 2147483647 are supported");
+    }
+    if (shape.columns > kMostVocab) {
+      throw native::Refusal(CHECKOP_UNSUPPORTED, "logits: " + std::to_string(shape.columns) + " columns, at most " +
+                                                     std::to_string(kMostVocab) + " are supported");
     }
     const WorkspaceLayout& layout = reserved.emplace(c, shape.rows);
     ranks::require_workspace(c, layout.bytes);
