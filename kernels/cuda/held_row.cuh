@@ -25,8 +25,9 @@ struct Parts {
   int count = 0;       ///< 0: rows are read through a ring instead
 };
 
-/// The shared memory of a part: one vector more than groups, since its first and last vector may lie in it in part.
-constexpr int64_t bytes_of_part(int64_t groups) { return (groups + 1) * static_cast<int64_t>(sizeof(uint4)); }
+/// The shared memory of a part: one vector more than groups, since its first and last vector may lie in it in part, and
+/// room to begin at any place of a line.
+constexpr int64_t bytes_of_part(int64_t groups) { return (groups + kLineGroups) * static_cast<int64_t>(sizeof(uint4)); }
 
 /// The parts of rows of `vocab` elements of T in which `kernel` holds them on the current device. Rows of one part fit
 /// in a ring.
@@ -94,6 +95,7 @@ class HeldRow {
         left_(max(0, static_cast<int>(vocab) - first_column_)),
         columns_(min(groups * kColumns, left_)),
         count_((columns_ + kColumns - 1) / kColumns),
+        place_(place_in_line(row)),
         part_(part_of(row)) {
     if (threadIdx.x == 0) {
       sm90::init_barrier(merged(), 1);
@@ -104,7 +106,7 @@ class HeldRow {
     }
     const int end = own_end(part_);
     if (end >= 0) {
-      ring_memory[end] = load_end(part_, end);
+      held()[end] = load_end(part_, end);
       sm90::fence_proxy_async();  // a copy of the next row may write over it
     }
     sm90::cluster_sync();  // the barriers of all blocks are initialized, and the vectors at the row's ends are there
@@ -128,19 +130,22 @@ class HeldRow {
                                              part_.skew, transform);
     const int begin = gradient.begin(), end = gradient.end(), thread = static_cast<int>(threadIdx.x);
 #pragma unroll 4
-    for (int i = begin + thread; i < end; i += kHeldThreads) gradient.write_whole({ring_memory[i]}, i);
+    for (int i = begin + thread; i < end; i += kHeldThreads) gradient.write_whole({held()[i]}, i);
     const int of_target = gradient.target_vector();  // written once more, by the same thread
     if (of_target >= begin && of_target < end && (of_target - begin) % kHeldThreads == thread) {
-      gradient.write({ring_memory[of_target]}, of_target);
+      gradient.write({held()[of_target]}, of_target);
     }
     const int n_others = columns_ == 0 ? 0 : begin + (part_.skew + columns_ + kColumns - 1) / kColumns - end;
     for (int other = thread; other < n_others; other += kHeldThreads) {
       const int i = other < begin ? other : other - begin + end;
-      gradient.write({ring_memory[i]}, i);
+      gradient.write({held()[i]}, i);
     }
   }
 
  private:
+  /// The part's vector 0. A single row lies in the lines of shared memory as in those of global memory.
+  __device__ uint4* held() const { return ring_memory + (n_rows == 1 ? place_ : 0); }
+
   static constexpr int kWarps = kHeldThreads / kWarp;
 
   /// The part of a row that the block has, in vectors at 16-byte boundaries.
@@ -162,7 +167,7 @@ class HeldRow {
     const int bytes = (end - first) * static_cast<int>(sizeof(uint4));
     sm90::arrive_expect_tx(loaded(step), bytes);
     if (bytes == 0) return;
-    sm90::bulk_load(sm90::shared_address(ring_memory + first), part.vectors + first * kColumns, bytes, loaded(step));
+    sm90::bulk_load(sm90::shared_address(held() + first), part.vectors + first * kColumns, bytes, loaded(step));
   }
   /// The vector outside of [begin, end) that this thread loads; -1 if there is none.
   __device__ static int own_end(const Part& part) {
@@ -190,12 +195,12 @@ class HeldRow {
         read_skewed(at, groups);
       } else if ((step + 1) * kStep <= count_) {
 #pragma unroll
-        for (int g = 0; g < kGroups; ++g) groups[g] = {ring_memory[at + g * kHeldThreads]};
+        for (int g = 0; g < kGroups; ++g) groups[g] = {held()[at + g * kHeldThreads]};
       } else {
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
           const int i = at + g * kHeldThreads;
-          groups[g] = i < count_ ? Group<T>{ring_memory[i]} : no_columns<T>();
+          groups[g] = i < count_ ? Group<T>{held()[i]} : no_columns<T>();
         }
       }
       mine.add<T>(groups, transform, at * kColumns, kHeldThreads * kColumns, columns_);
@@ -204,7 +209,7 @@ class HeldRow {
       if (threadIdx.x == 0) fetch(next_part, step);
     }
     if (next != nullptr) {
-      if (end >= 0) ring_memory[end] = at_end;
+      if (end >= 0) held()[end] = at_end;
       __syncthreads();
       part_ = next_part, phase_ ^= 1;
     }
@@ -252,7 +257,7 @@ class HeldRow {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       const int i = min(at + g * kHeldThreads, count_ - 1);
-      low[g] = ring_memory[i], high[g] = ring_memory[i + 1];
+      low[g] = held()[i], high[g] = held()[i + 1];
     }
     shift_groups(low, high, part_.skew, groups);
     if (at + (kGroups - 1) * kHeldThreads < count_) return;
@@ -272,6 +277,7 @@ class HeldRow {
   }
 
   int first_column_, left_, columns_, count_;  // left_: the columns of this part and those after it
+  int place_;
   Part part_;
   int phase_ = 0;  // of the barriers of steps
 };

@@ -24,18 +24,28 @@ __device__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-/// At a multiple of 128 bytes: copies of a warp that cross such a boundary would read each sector twice.
-alignas(128) extern __shared__ uint4 ring_memory[];
+/// L1 copies by lines. Where a warp's bytes lie differently in the lines of global and of shared memory, each sector is
+/// read twice.
+constexpr int kLineBytes = 128;
+constexpr int kLineGroups = kLineBytes / static_cast<int>(sizeof(uint4));
 
-/// How many groups a slot of a GroupRing has.
+/// At which of the groups of a line an address lies.
+__device__ inline int place_in_line(const void* p) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(p) / sizeof(uint4) % kLineGroups);
+}
+
+alignas(kLineBytes) extern __shared__ uint4 ring_memory[];
+
+/// How many groups a slot of a GroupRing has room for.
 template <int n, int of_warp>
 __host__ __device__ constexpr int groups_in_slot(unsigned threads) {
-  return static_cast<int>(threads * n + threads / kWarp * of_warp);
+  return static_cast<int>(threads * n + threads / kWarp * of_warp) + (of_warp > 0 ? kLineGroups : 0);
 }
 
 /// A thread's groups of 16 bytes in shared memory, n per slot. A thread reads only what it has copied itself, so no
 /// barriers are needed. Every slot is filled once in advance; from then on wait(), read the slot, fill it again and
-/// advance(). The number of slots changes no result. `of_warp`: further groups per slot that each warp has.
+/// advance(). The number of slots changes no result. `of_warp`: further groups per slot that each warp has; then all
+/// groups of a slot may be moved by less than a line.
 template <int n, int of_warp = 0>
 class GroupRing {
  public:

@@ -98,7 +98,11 @@ class RowSteps {
 
   /// vocab: at most kMostVocab.
   __device__ RowSteps(const T* row, int64_t vocab)
-      : row_(row), vocab_(static_cast<int>(vocab)), skew_(skew_of(row)), n_vectors_((skew() + vocab_) / kColumns) {}
+      : row_(row),
+        vocab_(static_cast<int>(vocab)),
+        skew_(skew_of(row)),
+        n_vectors_((skew() + vocab_) / kColumns),
+        place_(place_in_line(row)) {}
   __device__ int vocab() const { return vocab_; }
   /// So many columns before the row's first one vector 0 begins.
   __device__ int skew() const { return skewed ? skew_ : 0; }
@@ -117,14 +121,14 @@ class RowSteps {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       const int own = at(step, g);
-      if (is_in_row(own)) cp_async(ring.at(g), vectors + int64_t{own} * kColumns, sizeof(uint4));
+      if (is_in_row(own)) cp_async(ring.at(g) + place_, vectors + int64_t{own} * kColumns, sizeof(uint4));
     }
     if constexpr (skewed) {
       if (!is_last_lane()) return;
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {  // what follows the vectors of the warp
         const int next = at(step, g) + 1;
-        if (next < n_vectors_) cp_async(ring.at_of_warp(g), vectors + int64_t{next} * kColumns, sizeof(uint4));
+        if (next < n_vectors_) cp_async(ring.at_of_warp(g) + place_, vectors + int64_t{next} * kColumns, sizeof(uint4));
       }
     }
   }
@@ -160,12 +164,13 @@ class RowSteps {
     ring.wait();
     if (is_inside(step)) {
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) vectors[g] = {*ring.at(g)};
+      for (int g = 0; g < kGroups; ++g) vectors[g] = {ring.at(g)[place_]};
     } else {
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
         const int own = at(step, g);
-        vectors[g] = is_in_row(own) ? Group<T>{*ring.at(g)} : load_ragged<T>(row_, own * kColumns - skew(), vocab_);
+        vectors[g] =
+            is_in_row(own) ? Group<T>{ring.at(g)[place_]} : load_ragged<T>(row_, own * kColumns - skew(), vocab_);
       }
     }
   }
@@ -191,15 +196,15 @@ class RowSteps {
     __syncwarp();  // the copies of the other lanes are there
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      low[g] = *ring.at(g);
-      high[g] = *(is_last_lane() ? ring.at_of_warp(g) : ring.at(g) + 1);
+      low[g] = ring.at(g)[place_];
+      high[g] = (is_last_lane() ? ring.at_of_warp(g) : ring.at(g) + 1)[place_];
     }
     __syncwarp();  // before the slot is filled again
     shift_groups(low, high, skew(), groups);
   }
 
   const T* row_;
-  int vocab_, skew_, n_vectors_;  // n_vectors_: those that end in the row
+  int vocab_, skew_, n_vectors_, place_;  // n_vectors_: those that end in the row
 };
 
 /// f(steps...) with the RowSteps of each of `rows`, which are skewed for all of them or for none.
