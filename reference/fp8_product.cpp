@@ -14,24 +14,88 @@
 namespace checkop::fp8_product {
 namespace {
 
-/// Rows as numbers, and their squares.
+constexpr double kUnit = 0x1p-24, kLeastNormal = 0x1p-6;  // of fp32, of e4m3
+/// Roundings of fp32 of a block: the product of two scales, that with the sum, and storing it.
+constexpr double kOfScales = 3;
+
+/// Rows as numbers, and the squares of the sizes that count.
 struct Rows {
   std::vector<double> value, square;
 
-  void resize(int64_t rows, int64_t columns) { value.resize(static_cast<size_t>(rows * columns)), square = value; }
-  void square_all() {
-    std::transform(value.begin(), value.end(), square.begin(), [](double x) { return x * x; });
+  void decode(const ScaledCodes& from, int64_t row, int64_t to, bool aligns) {
+    double* const numbers = value.data() + to * from.columns;
+    double* const squares = square.data() + to * from.columns;
+    from.decode(row, numbers, squares);
+    for (int64_t k = 0; k < from.columns; ++k) {
+      const double size = aligns ? squares[k] : numbers[k];
+      squares[k] = size * size;
+    }
   }
+  void resize(int64_t rows, int64_t columns) { value.resize(static_cast<size_t>(rows * columns)), square = value; }
 };
 
+/// The unit of a sum of tensor cores: what is cut from an addend, or from the sum, is less than that times the largest
+/// addend, or the sum.
+double unit_of_sum(std::span<const double> attrs) { return std::ldexp(1.0, 1 - static_cast<int>(attrs[kAccBits])); }
+
+/// Whether several products are added at once, so that they are aligned to the largest one.
+bool aligns(std::span<const double> attrs) { return attrs[kAccTerms] > 1; }
+
 /// What a block of 128 products may err by, in roundings of fp32 and relative to the size of its partial sums: every
-/// addend of every addition loses less than 2^(1 - acc_bits) of the largest one. Then the product of two scales, that
-/// with the sum, and storing it.
+/// addend of every addition loses less than 2^(1 - acc_bits) of the largest one.
 double units_of_block(std::span<const double> attrs) {
-  constexpr double kOfScales = 3, kUnit = 0x1p-24;
   const double terms = attrs[kAccTerms], addends = (terms + 1) * std::ceil(kBlock / terms);
-  return addends * std::ldexp(1.0, 1 - static_cast<int>(attrs[kAccBits])) / kUnit + kOfScales;
+  return addends * unit_of_sum(attrs) / kUnit + kOfScales;
 }
+
+/// Sums of the products of a block for a tile of m x n elements, and what they may err by.
+class BlockSums {
+ public:
+  explicit BlockSums(std::span<const double> attrs)
+      : units_(units_of_block(attrs)),
+        unit_(unit_of_sum(attrs)),
+        terms_(static_cast<int64_t>(attrs[kAccTerms])),
+        aligns_(fp8_product::aligns(attrs)) {}
+
+  /// Multiplies columns [k, k + columns) of x and y, whose rows have `length` columns.
+  void multiply(int64_t m, int64_t n, const double* x, const double* x_square, const double* y, const double* y_square,
+                int64_t columns, int64_t length) {
+    sum.resize(static_cast<size_t>(m * n)), squares.resize(sum.size()), root_.resize(sum.size());
+    dense_product(false, true, m, n, columns, x_square, length, y_square, length, 0.0, squares.data(), n);
+    std::transform(squares.begin(), squares.end(), root_.begin(), [](double x) { return std::sqrt(x); });
+    const int64_t step = aligns_ ? terms_ : columns;
+    lost_.assign(sum.size(), 0.0);
+    for (int64_t k = 0; k < columns; k += step) {
+      // `sum` is still that of the instructions before.
+      if (aligns_) add_lost_addends(k == 0);
+      dense_product(false, true, m, n, std::min(step, columns - k), x + k, length, y + k, length, k == 0 ? 0.0 : 1.0,
+                    sum.data(), n);
+      for (size_t i = 0; i < sum.size() && aligns_; ++i) lost_[i] += unit_ * (std::abs(sum[i]) + lost_[i]);
+    }
+  }
+
+  /// The error of element i, in roundings of fp32.
+  double rounding(size_t i) const {
+    const double size = std::abs(sum[i]), any_order = units_ * (size + root_[i]);
+    return std::max(any_order, lost_[i] / kUnit + kOfScales * (size + lost_[i]));
+  }
+
+  std::vector<double> sum, squares;
+
+ private:
+  void add_lost_addends(bool is_first) {
+    const double unit = unit_ * static_cast<double>(terms_);
+    for (size_t i = 0; i < sum.size(); ++i) {
+      const double before = is_first ? 0 : std::abs(sum[i]) + lost_[i];
+      lost_[i] += unit * std::max(root_[i], before);
+    }
+  }
+
+  double units_, unit_;
+  int64_t terms_;
+  bool aligns_;
+  std::vector<double> root_, lost_;
+};
 
 }  // namespace
 
@@ -46,12 +110,22 @@ void validate(const CaseSizes& sizes) {
 }
 
 void ScaledCodes::decode(int64_t row, double* to) const {
+  static thread_local std::vector<double> aligned;
+  aligned.resize(static_cast<size_t>(columns));
+  decode(row, to, aligned.data());
+}
+
+void ScaledCodes::decode(int64_t row, double* to, double* aligned) const {
   static thread_local std::vector<double> factors;
   factors.resize(static_cast<size_t>(scales.shape.back()));
   decode_row(scales, first_scale_row + row / rows_of_scale, factors);
   const std::byte* const from = codes.bytes.data() + (first_row + row) * codes.shape.back() + first_column;
   info(codes.dtype).decode(from, to, static_cast<size_t>(columns));
-  for (int64_t k = 0; k < columns; ++k) to[k] *= factors[static_cast<size_t>((first_column + k) / kBlock)];
+  for (int64_t k = 0; k < columns; ++k) {
+    const double factor = factors[static_cast<size_t>((first_column + k) / kBlock)];
+    aligned[k] = to[k] == 0 ? 0 : std::abs(factor) * std::max(kLeastNormal, std::abs(to[k]));
+    to[k] *= factor;
+  }
 }
 
 Tensor ScaledCodes::dequantised(const IdentityArgs& args, int64_t rows) const {
@@ -65,33 +139,27 @@ void emit_product(const GoldArgs& args, int output, int64_t first_row, std::span
                   const ScaledCodes& x, const ScaledCodes& y, int64_t n_dim) {
   constexpr int64_t kTileRows = 128, kTileColumns = 256;
   const int64_t k_dim = x.columns;
-  const double units = units_of_block(args.attrs);
+  const bool aligned = aligns(args.attrs);
   Rows of_x;
   std::vector<double> value, magnitude, rounding;
   for (int64_t first = 0; first < std::ssize(rows); first += kTileRows) {
     const int64_t m = std::min(kTileRows, std::ssize(rows) - first);
     of_x.resize(m, k_dim);
-    for (int64_t r = 0; r < m; ++r) x.decode(rows[static_cast<size_t>(first + r)], of_x.value.data() + r * k_dim);
-    of_x.square_all();
+    for (int64_t r = 0; r < m; ++r) of_x.decode(x, rows[static_cast<size_t>(first + r)], r, aligned);
     for (auto* array : {&value, &magnitude, &rounding}) array->assign(static_cast<size_t>(m * n_dim), 0.0);
     args.parallel_for((n_dim + kTileColumns - 1) / kTileColumns, [&](int64_t task) {
       static thread_local Rows of_y;
-      static thread_local std::vector<double> sum, squares;
       const int64_t column = task * kTileColumns, n = std::min(kTileColumns, n_dim - column);
       of_y.resize(n, k_dim);
-      for (int64_t j = 0; j < n; ++j) y.decode(column + j, of_y.value.data() + j * k_dim);
-      of_y.square_all();
-      sum.resize(static_cast<size_t>(m * n)), squares.resize(sum.size());
+      for (int64_t j = 0; j < n; ++j) of_y.decode(y, column + j, j, aligned);
+      BlockSums block(args.attrs);
       for (int64_t k = 0; k < k_dim; k += kBlock) {
-        const int64_t terms = std::min(kBlock, k_dim - k);
-        dense_product(false, true, m, n, terms, &of_x.value[static_cast<size_t>(k)], k_dim,
-                      &of_y.value[static_cast<size_t>(k)], k_dim, 0.0, sum.data(), n);
-        dense_product(false, true, m, n, terms, &of_x.square[static_cast<size_t>(k)], k_dim,
-                      &of_y.square[static_cast<size_t>(k)], k_dim, 0.0, squares.data(), n);
+        const auto at = static_cast<size_t>(k);
+        block.multiply(m, n, &of_x.value[at], &of_x.square[at], &of_y.value[at], &of_y.square[at],
+                       std::min(kBlock, k_dim - k), k_dim);
         for (int64_t i = 0; i < m * n; ++i) {
           const auto from = static_cast<size_t>(i), to = static_cast<size_t>(i / n * n_dim + column + i % n);
-          value[to] += sum[from], magnitude[to] += squares[from];
-          rounding[to] += units * (std::abs(sum[from]) + std::sqrt(squares[from]));
+          value[to] += block.sum[from], magnitude[to] += block.squares[from], rounding[to] += block.rounding(from);
         }
       }
     });
@@ -112,27 +180,32 @@ void model_product(const ModelArgs& args, int output, int64_t first_row, int64_t
                         {&y.codes, n, y.columns, true, y.first_row}, &scales);
 }
 
-void check_product(const IdentityArgs& args, int output, int64_t first_row, const Tensor& x, const Tensor& y) {
+void check_product(const IdentityArgs& args, int output, int64_t first_row, int64_t rows, const ScaledCodes& x,
+                   const ScaledCodes& y, int64_t n) {
   constexpr double kDeviations = 7;
-  const int64_t columns = y.shape.back();
-  std::vector<double> norms(static_cast<size_t>(columns)), row(norms.size());
-  for (int64_t j = 0; j < y.shape.front(); ++j) {
-    decode_row(y, j, row);
-    for (size_t k = 0; k < row.size(); ++k) norms[k] += row[k] * row[k];
+  const bool aligned = aligns(args.attrs);
+  const int64_t columns = y.columns;
+  const Tensor of_x = x.dequantised(args, rows), of_y = y.dequantised(args, n);
+  std::vector<double> norms(static_cast<size_t>(columns));
+  Rows row;
+  row.resize(1, columns);
+  for (int64_t j = 0; j < n; ++j) {
+    row.decode(y, j, 0, aligned);
+    for (size_t k = 0; k < norms.size(); ++k) norms[k] += row.square[k];
   }
   for (double& norm : norms) norm = std::sqrt(norm);
   const double units = kDeviations * units_of_block(args.attrs);
-  const auto* const values = reinterpret_cast<const double*>(x.bytes.data());
   IdentityArgs part = args;
   part.sink = [&](Residual residual) {
+    static thread_local Rows own;
+    own.resize(1, columns);
+    own.decode(x, residual.row - first_row, 0, aligned);
     double size = 0;
-    for (int64_t k = 0; k < columns; ++k)
-      size += std::abs(values[(residual.row - first_row) * columns + k]) * norms[static_cast<size_t>(k)];
+    for (size_t k = 0; k < norms.size(); ++k) size += std::sqrt(own.square[k]) * norms[k];
     residual.rounding += units * size;
     args.sink(residual);
   };
-  checkop::check_product(part, output, {&x, x.shape.front(), columns}, {&y, y.shape.front(), columns, true}, nullptr,
-                         first_row);
+  checkop::check_product(part, output, {&of_x, rows, columns}, {&of_y, n, columns, true}, nullptr, first_row);
 }
 
 void draw(const FillArgs& args, std::string_view codes_name, std::string_view scales_name, int64_t terms,

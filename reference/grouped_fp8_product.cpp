@@ -58,8 +58,8 @@ void identities(const IdentityArgs& args) {
   const Groups groups(args);
   for_experts(args, groups, groups.products_of_row(), [&](const IdentityArgs& own, int64_t e) {
     if (groups.count(e) == 0) return;
-    fp8_product::check_product(own, 0, groups.first(e), groups.rows_of(e).dequantised(own, groups.count(e)),
-                               groups.matrix(e).dequantised(own, groups.n_dim));
+    fp8_product::check_product(own, 0, groups.first(e), groups.count(e), groups.rows_of(e), groups.matrix(e),
+                               groups.n_dim);
   });
   check_zero_rows(args, 0, groups.used_rows());
 }

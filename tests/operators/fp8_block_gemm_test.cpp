@@ -2,7 +2,9 @@
 // fp8_block_gemm: where scales belong, and the bound against sums as FP8 tensor cores compute them.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <random>
 
 #include "support/gold_helper.hpp"
 #include "support/judge_helper.hpp"
@@ -73,6 +75,100 @@ TEST(Fp8BlockGemm, TheBoundIsNotFarFromWhatSmallProductsBesideALargeOneLose) {
   const Comparison right = judge_outputs(c, inputs, of_tensor_cores(c, inputs), default_contract(), {}, 1)[0];
   EXPECT_TRUE(right.passed());
   EXPECT_GT(of_bound(right), 0.4);
+}
+
+// --- the bound of a block, against the model of tensor cores
+// ----------------------------------------------------------
+
+constexpr int64_t kCodes = 128;
+constexpr double kUnit = 0x1p-24;
+
+/// Kinds of blocks of a row of codes, by what sums of tensor cores lose.
+enum class Kind : uint8_t {
+  any,                 ///< all codes are as likely
+  alike,               ///< like normal numbers
+  subnormal,           ///< codes of subnormal numbers
+  of_cancelled,        ///< where the next kind has large numbers, two that cancel and are subnormal; else normal ones
+  cancelled,           ///< in every instruction two large numbers; else tiny ones
+  between,             ///< large numbers in the first and in the last instruction, and small ones between them
+  between_with_signs,  ///< the same, with the last ones below 0
+  count
+};
+
+double number_of(Kind kind, int64_t k, std::mt19937& random) {
+  std::array<double, 256> values{};
+  for (size_t i = 0; i < values.size(); ++i) {
+    const auto code = static_cast<std::byte>(i);
+    info(DType::e4m3).decode(&code, &values[i], 1);
+  }
+  const auto drawn = static_cast<double>(random()) * 0x1p-32;
+  const int64_t instruction = k / kTensorCoreCodes, i = k % kTensorCoreCodes;
+  switch (kind) {
+    case Kind::any: {
+      const double value = values[random() % 256];
+      return std::isnan(value) ? 448 : value;
+    }
+    case Kind::alike:
+      return 128 * std::normal_distribution<double>()(random);
+    case Kind::subnormal:
+      return values[random() % 8 + (drawn < 0.5 ? 128 : 0)];
+    case Kind::of_cancelled:
+      return i == 0 ? 0x1p-9 : i == 1 ? -0x1p-9 : 1.125 * 0x1p-5;
+    case Kind::cancelled:
+      return i < 2 ? 256 : 7 * 0x1p-9;
+    case Kind::between:
+      return instruction % 3 == 0 ? 256 : 15;
+    case Kind::between_with_signs:
+      return instruction == 0 ? 256 : instruction == 3 ? -256 : 15;
+    case Kind::count:
+      break;
+  }
+  return 0;
+}
+
+/// What the bound was before it knew of aligned codes and of partial sums.
+double bound_of_size(double sum, double squares) {
+  return (132 * 0x1p-13 + 3 * kUnit) * (std::abs(sum) + std::sqrt(squares));
+}
+
+// A product of of_cancelled and cancelled is below the last place of 2^-6 * 256, as which an instruction counts
+// 2^-9 * 256; so is 15 * 15 below that of 32 * 256 * 256. All of them are lost, and what they are lost beside cancels.
+TEST(Fp8BlockGemm, NoBlockLosesMoreThanItsBoundAndSomeMoreThanTheirSize) {
+  constexpr auto kKinds = static_cast<int64_t>(Kind::count);
+  constexpr int64_t kOfKind = 8, kRows = kKinds * kOfKind;
+  const Case c = case_of(kRows, kCodes, kRows);
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  std::mt19937 random(1);
+  for (const size_t codes : {0, 2})
+    for (int64_t i = 0; i < inputs[codes].count(); ++i)
+      inputs[codes].set(i, number_of(static_cast<Kind>(i / kCodes % kKinds), i % kCodes, random));
+  for (const size_t scales : {1, 3})
+    for (int64_t i = 0; i < inputs[scales].count(); ++i) inputs[scales].set(i, 0.75);
+  const std::vector<Tensor> got = of_tensor_cores(c, inputs);
+  const std::vector<GoldOutput> gold = collect_gold(c, inputs, 1);
+  std::array<double, kKinds * kKinds> largest{};  // ratio to bound_of_size() by kinds
+  for (int64_t row = 0; row < kRows; ++row) {
+    for (int64_t n = 0; n < kRows; ++n) {
+      const auto at = static_cast<size_t>(row * kRows + n);
+      const double error = std::abs(got[0].at(row * kRows + n) - gold[0].value[at]);
+      EXPECT_LE(error, kUnit * gold[0].rounding[at]) << row << " " << n;
+      double squares = 0;
+      for (int64_t k = 0; k < kCodes; ++k)
+        squares += std::pow(0.75 * 0.75 * inputs[0].at(row * kCodes + k) * inputs[2].at(n * kCodes + k), 2);
+      const double before = bound_of_size(gold[0].value[at], squares);
+      double& ratio = largest[static_cast<size_t>(row % kKinds * kKinds + n % kKinds)];
+      ratio = std::max(ratio, error == 0 ? 0 : error / before);
+      if (row % kKinds == 1 && n % kKinds == 1) {
+        EXPECT_NEAR(kUnit * gold[0].rounding[at], before, 1e-4 * before) << "the bound of ordinary data has changed";
+      }
+    }
+  }
+  const auto of = [&](Kind a, Kind b) {
+    return largest[static_cast<size_t>(static_cast<int64_t>(a) * kKinds + static_cast<int64_t>(b))];
+  };
+  EXPECT_GT(of(Kind::of_cancelled, Kind::cancelled), 2);
+  EXPECT_GT(of(Kind::between, Kind::between_with_signs), 1.5);
+  EXPECT_LT(of(Kind::alike, Kind::alike), 0.1);
 }
 
 TEST(Fp8BlockGemm, SumsThatStayInTensorCoresFail) {
