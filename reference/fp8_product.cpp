@@ -97,6 +97,31 @@ class BlockSums {
   std::vector<double> root_, lost_;
 };
 
+/// Rows of x and of y that give sums of blocks of which tensor cores lose all: small products, each below the last
+/// place of what it is added to, which cancels.
+enum class Lost : uint8_t {
+  no,
+  beside_subnormal,  ///< every 32 codes have two products of +-2^-9 and 256, which count as 2^-6 and 256
+  between,           ///< products of 256 and 256 in the first 32 codes of a block, of 256 and -256 in the last ones
+};
+
+Lost lost_of(int64_t row, bool of_rows) {
+  const int64_t kind = row % 8;
+  if (kind == (of_rows ? 7 : 4)) return Lost::beside_subnormal;
+  return kind == (of_rows ? 4 : 6) ? Lost::between : Lost::no;
+}
+
+double number_of(Lost kind, int64_t k, bool of_rows) {
+  constexpr int64_t kAtOnce = 32;
+  const int64_t in_block = k % kBlock, at = k % kAtOnce;
+  if (kind == Lost::between) {
+    const bool is_first = in_block < kAtOnce, is_last = in_block >= kBlock - kAtOnce;
+    return !is_first && !is_last ? 15 : is_last && !of_rows ? -256 : 256;
+  }
+  if (at < 2) return of_rows ? std::ldexp(at == 0 ? 1.0 : -1.0, -9) : 256;
+  return of_rows ? 1.125 * 0x1p-5 : 7 * 0x1p-9;
+}
+
 }  // namespace
 
 void validate(const CaseSizes& sizes) {
@@ -219,8 +244,11 @@ void draw(const FillArgs& args, std::string_view codes_name, std::string_view sc
   std::vector<double> values(static_cast<size_t>(columns));
   for (int64_t row = 0; row * columns < codes.count() && draws; ++row) {
     const double factor = std::ldexp(kCodes, of_rows && row % 8 == kSmallRow ? -kSubnormal : 0);
+    const Lost lost = lost_of(row, of_rows);
     decode_row(codes, row, values);
     for (double& x : values) x = factor * (row % 2 == 1 ? std::abs(x) : x);
+    for (int64_t k = 0; k < columns && lost != Lost::no; ++k)
+      values[static_cast<size_t>(k)] = number_of(lost, k, of_rows);
     encode_row(codes, row, values);
   }
   const double divisor = kCodes * std::sqrt(static_cast<double>(terms));
@@ -228,7 +256,8 @@ void draw(const FillArgs& args, std::string_view codes_name, std::string_view sc
     const int64_t row = i / blocks, block = i % blocks;
     double scale = 0.5;
     if (draws) scale = (0.5 + args.uniform(scales_name, static_cast<uint64_t>(i))) / divisor;
-    if (draws && of_rows && row % 8 == kSmallRow) scale = std::ldexp(scale, kSubnormal);
+    const bool is_small = row % 8 == kSmallRow || lost_of(row, of_rows) == Lost::beside_subnormal;
+    if (draws && of_rows && is_small) scale = std::ldexp(scale, kSubnormal);
     if (draws && of_rows && row % 8 == 5 && block == 0) scale *= 1024;
     if (draws && of_rows && row % 8 == 6 && block == 1) scale = 0;
     scales.set(i, scale);

@@ -79,7 +79,8 @@ void check_product(const IdentityArgs& args, int output, int64_t first_row, int6
 
 /// Codes of the whole range, and scales with which numbers of x are of size 1, and sums of `terms` products, too. Every
 /// second row has no number below 0: where two of them meet, whatever is lost is lost to one side. With `of_rows` some
-/// rows have a block 2^10 times as large as the others, one with a scale of 0, or codes of subnormal numbers.
+/// rows have a block 2^10 times as large as the others, one with a scale of 0, or codes of subnormal numbers. Some rows
+/// of either operand are of kinds whose sums tensor cores lose where they meet: see Lost.
 void draw(const FillArgs& args, std::string_view codes, std::string_view scales, int64_t terms, bool of_rows);
 
 }  // namespace checkop::fp8_product

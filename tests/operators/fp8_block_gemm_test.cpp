@@ -5,6 +5,8 @@
 #include <array>
 #include <cmath>
 #include <random>
+#include <set>
+#include <utility>
 
 #include "support/gold_helper.hpp"
 #include "support/judge_helper.hpp"
@@ -129,6 +131,25 @@ double number_of(Kind kind, int64_t k, std::mt19937& random) {
 /// What the bound was before it knew of aligned codes and of partial sums.
 double bound_of_size(double sum, double squares) {
   return (132 * 0x1p-13 + 3 * kUnit) * (std::abs(sum) + std::sqrt(squares));
+}
+
+TEST(Fp8BlockGemm, DrawnDataHaveBlocksThatLoseMoreThanTheirSize) {
+  const int64_t rows = 16, n_dim = 12;
+  const Case c = case_of(rows, kCodes, n_dim);
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  const std::vector<Tensor> got = of_tensor_cores(c, inputs);
+  const std::vector<GoldOutput> gold = collect_gold(c, inputs, 1);
+  std::set<std::pair<int64_t, int64_t>> beyond;
+  for (int64_t i = 0; i < rows * n_dim; ++i) {
+    const int64_t row = i / n_dim, n = i % n_dim;
+    double squares = 0;
+    for (int64_t k = 0; k < kCodes; ++k)
+      squares += std::pow(inputs[0].at(row * kCodes + k) * inputs[2].at(n * kCodes + k), 2);
+    const double value = gold[0].value[static_cast<size_t>(i)], scale = inputs[1].at(row) * inputs[3].at(0);
+    if (std::abs(got[0].at(i) - value) > bound_of_size(value, scale * scale * squares)) beyond.emplace(row, n);
+  }
+  const std::set<std::pair<int64_t, int64_t>> expected{{4, 6}, {7, 4}, {7, 6}, {12, 6}, {15, 4}, {15, 6}};
+  EXPECT_EQ(beyond, expected);
 }
 
 // A product of of_cancelled and cancelled is below the last place of 2^-6 * 256, as which an instruction counts
