@@ -17,14 +17,15 @@ namespace {
 using fp8_product::ScaledCodes;
 
 constexpr std::string_view kRowsOfA = "batch seq k_dim", kRowsOfD = "batch seq n_dim";
-constexpr TensorSpec kA{"a", kRowsOfA, Fill::normal, "", DType::e4m3, false, /*constant=*/true};
+constexpr TensorSpec kA{"a", kRowsOfA, Fill::codes, "", DType::e4m3, false, /*constant=*/true};
 constexpr TensorSpec kScaleA{"scale_a", "batch seq k_dim/128", Fill::normal, "", DType::f32, false, /*constant=*/true};
-constexpr TensorSpec kB{"b", "n_dim k_dim", Fill::normal, "", DType::e4m3, false, /*constant=*/true};
+constexpr TensorSpec kB{"b", "n_dim k_dim", Fill::codes, "", DType::e4m3, false, /*constant=*/true};
 constexpr TensorSpec kScaleB{"scale_b", "n_dim/128 k_dim/128", Fill::normal, "", DType::f32, false, /*constant=*/true};
 enum Input : int { kOfA, kOfScaleA, kOfB, kOfScaleB };
 
 constexpr std::array kForwardIn{kA, kScaleA, kB, kScaleB};
-constexpr std::array kForwardOut{OutputSpec{{"d", kRowsOfD}, Numerics::contraction, "k_dim/128", /*sampled=*/true}};
+constexpr std::array kForwardOut{
+    OutputSpec{{"d", kRowsOfD}, Numerics::contraction, "k_dim/128", /*sampled=*/true, "", /*locates_nan=*/true}};
 
 template <class Args>
 ScaledCodes a_of(const Args& args) {

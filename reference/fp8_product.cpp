@@ -5,7 +5,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
+#include <limits>
 
 #include "base/error.hpp"
 #include "identity.hpp"
@@ -122,6 +125,68 @@ double number_of(Lost kind, int64_t k, bool of_rows) {
   return of_rows ? 1.125 * 0x1p-5 : 7 * 0x1p-9;
 }
 
+/// Makes a code of every eighth row NaN, of either sign, the first one, the last one or one between; and in other rows
+/// a scale, of every fourth row of scales if rows share them.
+void plant_nan(Tensor& codes, Tensor& scales, bool of_rows) {
+  constexpr std::array kNan{std::byte{0x7f}, std::byte{0xff}};
+  const int64_t columns = codes.shape.back(), blocks = scales.shape.back();
+  if (columns == 0) return;
+  const int64_t rows = codes.count() / columns, of_scales = scales.count() / blocks;
+  for (int64_t row = of_rows ? 2 : 3; row < rows; row += 8) {
+    const int64_t kind = row / 8, column = kind % 3 == 0 ? 0 : kind % 3 == 1 ? columns - 1 : row * columns / rows;
+    codes.bytes.data()[row * columns + column] = kNan[static_cast<size_t>(kind % 2)];
+  }
+  for (int64_t row = 1; row < of_scales; row += of_scales == rows ? 8 : 4)
+    scales.set(row * blocks + row / 8 % blocks, std::numeric_limits<double>::quiet_NaN());
+}
+
+/// What the rows of an operand have that is not finite.
+struct NotFinite {
+  std::vector<char> any, nan;  ///< 1: some number, some NaN
+
+  explicit NotFinite(const Tensor& rows) {
+    const auto columns = static_cast<size_t>(rows.shape.back());
+    const auto* const values = reinterpret_cast<const double*>(rows.bytes.data());
+    for (int64_t r = 0; r < rows.shape.front(); ++r) {
+      const std::span row(values + static_cast<size_t>(r) * columns, columns);
+      any.push_back(std::all_of(row.begin(), row.end(), [](double x) { return std::isfinite(x); }) ? 0 : 1);
+      nan.push_back(std::any_of(row.begin(), row.end(), [](double x) { return std::isnan(x); }) ? 1 : 0);
+    }
+  }
+};
+
+/// Sets rows of fp64 numbers to 0.
+void clear_rows(Tensor& rows, const std::vector<char>& cleared) {
+  const size_t bytes = static_cast<size_t>(rows.shape.back()) * sizeof(double);
+  for (size_t r = 0; r < cleared.size(); ++r)
+    if (cleared[r] != 0) std::memset(rows.bytes.data() + r * bytes, 0, bytes);
+}
+
+/// Emits the residuals "nan" of rows of output `output`, from `first_row` on, which are products of the rows of x with
+/// those of y. If y has rows that are not finite, returns the rows of the output with 0 in their columns, else none.
+Tensor check_nan(const IdentityArgs& args, int output, int64_t first_row, const NotFinite& in_x,
+                 const NotFinite& in_y) {
+  const Tensor& out = *args.out(output);
+  const int64_t rows = std::ssize(in_x.any), n = std::ssize(in_y.any);
+  const bool clears = std::find(in_y.any.begin(), in_y.any.end(), 1) != in_y.any.end();
+  Tensor cleared = clears ? Tensor(out.name, out.dtype, {rows, n}) : Tensor();
+  args.parallel_for(rows, [&](int64_t r) {
+    static thread_local std::vector<double> got;
+    got.resize(static_cast<size_t>(n));
+    decode_row(out, first_row + r, got);
+    const auto row = static_cast<size_t>(r);
+    int64_t wrong = 0;
+    for (size_t j = 0; j < got.size(); ++j) {
+      const bool must_be = in_x.nan[row] != 0 || in_y.nan[j] != 0, may_be = in_x.any[row] != 0 || in_y.any[j] != 0;
+      wrong += std::isnan(got[j]) ? !may_be : must_be;
+      if (in_y.any[j] != 0) got[j] = 0;
+    }
+    args.sink({"nan", output, first_row + r, static_cast<double>(wrong), 0, 0, 0});
+    if (clears) encode_row(cleared, r, got);
+  });
+  return cleared;
+}
+
 }  // namespace
 
 void validate(const CaseSizes& sizes) {
@@ -210,27 +275,38 @@ void check_product(const IdentityArgs& args, int output, int64_t first_row, int6
   constexpr double kDeviations = 7;
   const bool aligned = aligns(args.attrs);
   const int64_t columns = y.columns;
-  const Tensor of_x = x.dequantised(args, rows), of_y = y.dequantised(args, n);
+  Tensor of_x = x.dequantised(args, rows), of_y = y.dequantised(args, n);
+  const NotFinite in_x(of_x), in_y(of_y);
+  clear_rows(of_x, in_x.any), clear_rows(of_y, in_y.any);
   std::vector<double> norms(static_cast<size_t>(columns));
   Rows row;
   row.resize(1, columns);
   for (int64_t j = 0; j < n; ++j) {
+    if (in_y.any[static_cast<size_t>(j)] != 0) continue;
     row.decode(y, j, 0, aligned);
     for (size_t k = 0; k < norms.size(); ++k) norms[k] += row.square[k];
   }
   for (double& norm : norms) norm = std::sqrt(norm);
   const double units = kDeviations * units_of_block(args.attrs);
   IdentityArgs part = args;
+  const Tensor cleared = check_nan(args, output, first_row, in_x, in_y);
+  std::vector<const Tensor*> outputs(args.outputs.begin(), args.outputs.end());
+  if (!cleared.name.empty()) outputs[static_cast<size_t>(output)] = &cleared;
+  const int64_t first_of_part = cleared.name.empty() ? first_row : 0;
+  part.outputs = outputs;
   part.sink = [&](Residual residual) {
+    const int64_t own_row = residual.row - first_of_part;
+    if (in_x.any[static_cast<size_t>(own_row)] != 0) return;
     static thread_local Rows own;
     own.resize(1, columns);
-    own.decode(x, residual.row - first_row, 0, aligned);
+    own.decode(x, own_row, 0, aligned);
     double size = 0;
     for (size_t k = 0; k < norms.size(); ++k) size += std::sqrt(own.square[k]) * norms[k];
+    residual.row = first_row + own_row;
     residual.rounding += units * size;
     args.sink(residual);
   };
-  checkop::check_product(part, output, {&of_x, rows, columns}, {&of_y, n, columns, true}, nullptr, first_row);
+  checkop::check_product(part, output, {&of_x, rows, columns}, {&of_y, n, columns, true}, nullptr, first_of_part);
 }
 
 void draw(const FillArgs& args, std::string_view codes_name, std::string_view scales_name, int64_t terms,
@@ -238,7 +314,7 @@ void draw(const FillArgs& args, std::string_view codes_name, std::string_view sc
   constexpr double kCodes = 128;
   constexpr int64_t kSmallRow = 3;
   constexpr int kSubnormal = 14;  // 128 2^-14 is half the least normal number
-  const bool draws = args.mode == InputMode::random;
+  const bool draws = args.mode == InputMode::random || args.mode == InputMode::extreme;
   Tensor &codes = *args.find(codes_name), &scales = *args.find(scales_name);
   const int64_t columns = codes.shape.back(), blocks = scales.shape.back();
   std::vector<double> values(static_cast<size_t>(columns));
@@ -262,6 +338,7 @@ void draw(const FillArgs& args, std::string_view codes_name, std::string_view sc
     if (draws && of_rows && row % 8 == 6 && block == 1) scale = 0;
     scales.set(i, scale);
   }
+  if (args.mode == InputMode::extreme) plant_nan(codes, scales, of_rows);
 }
 
 }  // namespace checkop::fp8_product

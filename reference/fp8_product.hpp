@@ -41,7 +41,8 @@ struct ScaledCodes {
 };
 
 /// Emits rows of output `output`, n columns each: x y^T of the rows `rows` of x, which are those of the output from
-/// `first_row` on, and the first n rows of y.
+/// `first_row` on, and the first n rows of y. An element with a NaN among its codes and scales is NaN, also where that
+/// is multiplied by 0.
 /// The sums of 128 products each are added up in fp32, hence the magnitude of a product, as in product.hpp. Within one
 /// of them FP8 tensor cores keep few bits (tensor_core_code_block()). An instruction adds T = acc_terms products to the
 /// sum before it. It cuts what is below 2^e eps from every addend, eps = 2^(1 - acc_bits), with e the largest exponent:
@@ -74,13 +75,16 @@ void model_product(const ModelArgs& args, int output, int64_t first_row, int64_t
 /// Freivalds' check of rows of output `output`, from `first_row` on: `rows` rows of x times the first n rows of y. What
 /// tensor cores lose adds to an element at most units times sum_k |x_k y_jk|, of aligned numbers, since no partial sum
 /// is larger; the root of the squares of that over j is at most sum_k |x_k| sqrt(sum_j y_jk^2).
+/// Rows of x and of y that hold numbers which are not finite say nothing, and are left out of it. Emits a residual
+/// "nan" per row: how many elements are NaN but have no such factor, or have a NaN among their factors but are none.
 void check_product(const IdentityArgs& args, int output, int64_t first_row, int64_t rows, const ScaledCodes& x,
                    const ScaledCodes& y, int64_t n);
 
 /// Codes of the whole range, and scales with which numbers of x are of size 1, and sums of `terms` products, too. Every
 /// second row has no number below 0: where two of them meet, whatever is lost is lost to one side. With `of_rows` some
 /// rows have a block 2^10 times as large as the others, one with a scale of 0, or codes of subnormal numbers. Some rows
-/// of either operand are of kinds whose sums tensor cores lose where they meet: see Lost.
+/// of either operand are of kinds whose sums tensor cores lose where they meet: see Lost. In mode extreme some rows of
+/// either operand have one code that is NaN, and some one scale.
 void draw(const FillArgs& args, std::string_view codes, std::string_view scales, int64_t terms, bool of_rows);
 
 }  // namespace checkop::fp8_product

@@ -4,8 +4,10 @@
 
 #include <array>
 #include <cmath>
+#include <map>
 #include <random>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "support/gold_helper.hpp"
@@ -190,6 +192,100 @@ TEST(Fp8BlockGemm, NoBlockLosesMoreThanItsBoundAndSomeMoreThanTheirSize) {
   EXPECT_GT(of(Kind::of_cancelled, Kind::cancelled), 2);
   EXPECT_GT(of(Kind::between, Kind::between_with_signs), 1.5);
   EXPECT_LT(of(Kind::alike, Kind::alike), 0.1);
+}
+
+// --- NaN
+// --------------------------------------------------------------------------------------------------------------
+
+Case extreme_case() {
+  Case c = case_of(24, 272, 140);
+  c.input_mode = InputMode::extreme;
+  return c;
+}
+
+/// Whether a code of row `row`, or a scale of row `scale_row`, is NaN.
+bool has_nan(const Tensor& codes, int64_t row, const Tensor& scales, int64_t scale_row) {
+  bool found = false;
+  for (const auto& [tensor, r] : {std::pair{&codes, row}, std::pair{&scales, scale_row}}) {
+    const int64_t columns = tensor->shape.back();
+    for (int64_t k = 0; k < columns; ++k) found |= std::isnan(tensor->at(r * columns + k));
+  }
+  return found;
+}
+
+TEST(Fp8BlockGemm, NanReachesItsRowAndItsColumnAloneAlsoInTensorCores) {
+  const Case c = extreme_case();
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  const std::vector<GoldOutput> gold = collect_gold(c, inputs, 1);
+  const std::vector<Tensor> got = of_tensor_cores(c, inputs);
+  int64_t counts[2] = {};
+  for (int64_t i = 0; i < got[0].count(); ++i) {
+    const int64_t row = i / 140, n = i % 140;
+    const bool is_nan = has_nan(inputs[0], row, inputs[1], row) || has_nan(inputs[2], n, inputs[3], n / 128);
+    ASSERT_EQ(std::isnan(gold[0].value[static_cast<size_t>(i)]), is_nan) << row << " " << n;
+    ASSERT_EQ(std::isnan(got[0].at(i)), is_nan) << row << " " << n;
+    ++counts[is_nan ? 1 : 0];
+  }
+  EXPECT_GT(counts[0], 1000);
+  EXPECT_GT(counts[1], 1000);
+  EXPECT_TRUE(judge_outputs(c, inputs, got, default_contract(), {}, 1)[0].passed());
+  for (const size_t codes : {0, 2}) {  // of both signs
+    std::set<std::byte> seen;
+    for (int64_t i = 0; i < inputs[codes].count(); ++i)
+      if (std::isnan(inputs[codes].at(i))) seen.insert(inputs[codes].bytes.data()[i]);
+    EXPECT_EQ(seen, (std::set{std::byte{0x7f}, std::byte{0xff}}));
+  }
+}
+
+TEST(Fp8BlockGemm, ANumberInPlaceOfNanFails) {
+  const Case c = extreme_case();
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  for (const size_t codes : {0, 2}) {
+    std::vector<Tensor> read = make_inputs(c, 1);
+    for (int64_t i = 0; i < read[codes].count(); ++i)
+      if (std::isnan(read[codes].at(i))) read[codes].set(i, 448);
+    const Comparison wrong = judge_outputs(c, inputs, of_tensor_cores(c, read), default_contract(), {}, 1)[0];
+    EXPECT_FALSE(wrong.passed());
+    EXPECT_GT(wrong.nonfinite, 0);
+  }
+}
+
+/// The largest residuals of rows by identity, over their bounds as multiples of fp32's unit; infinite if that is 0.
+std::map<std::string, double> residuals_of(const Case& c, const std::vector<Tensor>& inputs, const Tensor& d) {
+  std::vector<const Tensor*> in;
+  for (const Tensor& tensor : inputs) in.push_back(&tensor);
+  const Tensor* const out = &d;
+  std::map<std::string, double> largest;
+  IdentityArgs args{in, {&out, 1}, c.attrs, 1, [](std::string_view, uint64_t j) { return j % 3 == 0 ? -1.0 : 1.0; },
+                    {}};
+  args.sink = [&](const Residual& r) {
+    double& worst = largest[std::string(r.identity)];
+    const double bound = kUnit * (8 * r.magnitude + r.rounding + r.stored);
+    const double ratio = r.value == 0 ? 0 : std::abs(r.value) / bound;
+    if (!(ratio <= worst)) worst = ratio;
+  };
+  c.pass->identities(args);
+  return largest;
+}
+
+TEST(Fp8BlockGemm, IdentitiesTellWhereNanBelongs) {
+  const Case c = extreme_case();
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  std::vector<Tensor> outputs = of_tensor_cores(c, inputs);
+  Tensor& d = outputs[0];
+  std::map<std::string, double> residuals = residuals_of(c, inputs, d);
+  EXPECT_EQ(residuals.at("nan"), 0);
+  EXPECT_LT(residuals.at("freivalds"), 1);
+  EXPECT_GT(residuals.at("freivalds"), 0);
+  const int64_t number = 6 * 140, nan = 6 * 140 + 3;
+  ASSERT_TRUE(std::isfinite(d.at(number)) && std::isnan(d.at(nan)));
+  const double right = d.at(number);
+  d.set(number, std::nan(""));
+  EXPECT_EQ(residuals_of(c, inputs, d).at("nan"), INFINITY);
+  d.set(number, right + 1e3);
+  EXPECT_GT(residuals_of(c, inputs, d).at("freivalds"), 1);
+  d.set(number, right), d.set(nan, 1);
+  EXPECT_EQ(residuals_of(c, inputs, d).at("nan"), INFINITY);
 }
 
 TEST(Fp8BlockGemm, SumsThatStayInTensorCoresFail) {
