@@ -20,16 +20,16 @@ namespace {
 using fp8_product::kBlock;
 using fp8_product::ScaledCodes;
 
-constexpr TensorSpec kG{"grad_t", "n_dim rows", Fill::normal, "", DType::e4m3, false, /*constant=*/true};
+constexpr TensorSpec kG{"grad_t", "n_dim rows", Fill::codes, "", DType::e4m3, false, /*constant=*/true};
 constexpr TensorSpec kScaleG{"scale_grad_t", "n_dim rows/128", Fill::normal, "", DType::f32, false, /*constant=*/true};
-constexpr TensorSpec kX{"x_t", "k_dim rows", Fill::normal, "", DType::e4m3, false, /*constant=*/true};
+constexpr TensorSpec kX{"x_t", "k_dim rows", Fill::codes, "", DType::e4m3, false, /*constant=*/true};
 constexpr TensorSpec kScaleX{"scale_x_t", "k_dim rows/128", Fill::normal, "", DType::f32, false, /*constant=*/true};
 constexpr TensorSpec kOffsets{"offsets", "experts+1", Fill::positions, "", DType::i32};
 enum Input : int { kOfG, kOfScaleG, kOfX, kOfScaleX, kOfOffsets };
 
 constexpr std::array kForwardIn{kG, kScaleG, kX, kScaleX, kOffsets};
-constexpr std::array kForwardOut{
-    OutputSpec{{"dw", "experts n_dim k_dim"}, Numerics::contraction, "rows/128", /*sampled=*/true}};
+constexpr std::array kForwardOut{OutputSpec{
+    {"dw", "experts n_dim k_dim"}, Numerics::contraction, "rows/128", /*sampled=*/true, "", /*locates_nan=*/true}};
 
 template <class Args>
 struct Groups : RowGroups {
@@ -72,8 +72,7 @@ void identities(const IdentityArgs& args) {
   for (int64_t e = 0; e < groups.experts(); ++e) {
     active.insert(active.end(), static_cast<size_t>(groups.n_dim), groups.count(e) > 0 ? 1 : 0);
     if (groups.count(e) > 0)
-      fp8_product::check_product(args, 0, e * groups.n_dim, groups.grad(e).dequantised(args, groups.n_dim),
-                                 groups.x(e).dequantised(args, groups.k_dim));
+      fp8_product::check_product(args, 0, e * groups.n_dim, groups.n_dim, groups.grad(e), groups.x(e), groups.k_dim);
   }
   check_zero_rows(args, 0, active);
 }

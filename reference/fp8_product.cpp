@@ -5,7 +5,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
+#include <limits>
 
 #include "base/error.hpp"
 #include "identity.hpp"
@@ -14,23 +17,174 @@
 namespace checkop::fp8_product {
 namespace {
 
-/// Rows as numbers, and their squares.
+constexpr double kUnit = 0x1p-24, kLeastNormal = 0x1p-6;  // of fp32, of e4m3
+/// Roundings of fp32 of a block: the product of two scales, that with the sum, and storing it.
+constexpr double kOfScales = 3;
+
+/// Rows as numbers, and the squares of the sizes that count.
 struct Rows {
   std::vector<double> value, square;
 
+  void decode(const ScaledCodes& from, int64_t row, int64_t to, bool aligns) {
+    double* const numbers = value.data() + to * from.columns;
+    double* const squares = square.data() + to * from.columns;
+    from.decode(row, numbers, squares);
+    for (int64_t k = 0; k < from.columns; ++k) {
+      const double size = aligns ? squares[k] : numbers[k];
+      squares[k] = size * size;
+    }
+  }
   void resize(int64_t rows, int64_t columns) { value.resize(static_cast<size_t>(rows * columns)), square = value; }
-  void square_all() {
-    std::transform(value.begin(), value.end(), square.begin(), [](double x) { return x * x; });
+};
+
+/// The unit of a sum of tensor cores: what is cut from an addend, or from the sum, is less than that times the largest
+/// addend, or the sum.
+double unit_of_sum(std::span<const double> attrs) { return std::ldexp(1.0, 1 - static_cast<int>(attrs[kAccBits])); }
+
+/// Whether several products are added at once, so that they are aligned to the largest one.
+bool aligns(std::span<const double> attrs) { return attrs[kAccTerms] > 1; }
+
+/// What a block of 128 products may err by, in roundings of fp32 and relative to the size of its partial sums: every
+/// addend of every addition loses less than 2^(1 - acc_bits) of the largest one.
+double units_of_block(std::span<const double> attrs) {
+  const double terms = attrs[kAccTerms], addends = (terms + 1) * std::ceil(kBlock / terms);
+  return addends * unit_of_sum(attrs) / kUnit + kOfScales;
+}
+
+/// Sums of the products of a block for a tile of m x n elements, and what they may err by.
+class BlockSums {
+ public:
+  explicit BlockSums(std::span<const double> attrs)
+      : units_(units_of_block(attrs)),
+        unit_(unit_of_sum(attrs)),
+        terms_(static_cast<int64_t>(attrs[kAccTerms])),
+        aligns_(fp8_product::aligns(attrs)) {}
+
+  /// Multiplies columns [k, k + columns) of x and y, whose rows have `length` columns.
+  void multiply(int64_t m, int64_t n, const double* x, const double* x_square, const double* y, const double* y_square,
+                int64_t columns, int64_t length) {
+    sum.resize(static_cast<size_t>(m * n)), squares.resize(sum.size()), root_.resize(sum.size());
+    dense_product(false, true, m, n, columns, x_square, length, y_square, length, 0.0, squares.data(), n);
+    std::transform(squares.begin(), squares.end(), root_.begin(), [](double x) { return std::sqrt(x); });
+    const int64_t step = aligns_ ? terms_ : columns;
+    lost_.assign(sum.size(), 0.0);
+    for (int64_t k = 0; k < columns; k += step) {
+      // `sum` is still that of the instructions before.
+      if (aligns_) add_lost_addends(k == 0);
+      dense_product(false, true, m, n, std::min(step, columns - k), x + k, length, y + k, length, k == 0 ? 0.0 : 1.0,
+                    sum.data(), n);
+      for (size_t i = 0; i < sum.size() && aligns_; ++i) lost_[i] += unit_ * (std::abs(sum[i]) + lost_[i]);
+    }
+  }
+
+  /// The error of element i, in roundings of fp32.
+  double rounding(size_t i) const {
+    const double size = std::abs(sum[i]), any_order = units_ * (size + root_[i]);
+    return std::max(any_order, lost_[i] / kUnit + kOfScales * (size + lost_[i]));
+  }
+
+  std::vector<double> sum, squares;
+
+ private:
+  void add_lost_addends(bool is_first) {
+    const double unit = unit_ * static_cast<double>(terms_);
+    for (size_t i = 0; i < sum.size(); ++i) {
+      const double before = is_first ? 0 : std::abs(sum[i]) + lost_[i];
+      lost_[i] += unit * std::max(root_[i], before);
+    }
+  }
+
+  double units_, unit_;
+  int64_t terms_;
+  bool aligns_;
+  std::vector<double> root_, lost_;
+};
+
+/// Rows of x and of y that give sums of blocks of which tensor cores lose all: small products, each below the last
+/// place of what it is added to, which cancels.
+enum class Lost : uint8_t {
+  no,
+  beside_subnormal,  ///< every 32 codes have two products of +-2^-9 and 256, which count as 2^-6 and 256
+  between,           ///< products of 256 and 256 in the first 32 codes of a block, of 256 and -256 in the last ones
+};
+
+Lost lost_of(int64_t row, bool of_rows) {
+  const int64_t kind = row % 8;
+  if (kind == (of_rows ? 7 : 4)) return Lost::beside_subnormal;
+  return kind == (of_rows ? 4 : 6) ? Lost::between : Lost::no;
+}
+
+double number_of(Lost kind, int64_t k, bool of_rows) {
+  constexpr int64_t kAtOnce = 32;
+  const int64_t in_block = k % kBlock, at = k % kAtOnce;
+  if (kind == Lost::between) {
+    const bool is_first = in_block < kAtOnce, is_last = in_block >= kBlock - kAtOnce;
+    return !is_first && !is_last ? 15 : is_last && !of_rows ? -256 : 256;
+  }
+  if (at < 2) return of_rows ? std::ldexp(at == 0 ? 1.0 : -1.0, -9) : 256;
+  return of_rows ? 1.125 * 0x1p-5 : 7 * 0x1p-9;
+}
+
+/// Makes a code of every eighth row NaN, of either sign, the first one, the last one or one between; and in other rows
+/// a scale, of every fourth row of scales if rows share them.
+void plant_nan(Tensor& codes, Tensor& scales, bool of_rows) {
+  constexpr std::array kNan{std::byte{0x7f}, std::byte{0xff}};
+  const int64_t columns = codes.shape.back(), blocks = scales.shape.back();
+  if (columns == 0) return;
+  const int64_t rows = codes.count() / columns, of_scales = scales.count() / blocks;
+  for (int64_t row = of_rows ? 2 : 3; row < rows; row += 8) {
+    const int64_t kind = row / 8, column = kind % 3 == 0 ? 0 : kind % 3 == 1 ? columns - 1 : row * columns / rows;
+    codes.bytes.data()[row * columns + column] = kNan[static_cast<size_t>(kind % 2)];
+  }
+  for (int64_t row = 1; row < of_scales; row += of_scales == rows ? 8 : 4)
+    scales.set(row * blocks + row / 8 % blocks, std::numeric_limits<double>::quiet_NaN());
+}
+
+/// What the rows of an operand have that is not finite.
+struct NotFinite {
+  std::vector<char> any, nan;  ///< 1: some number, some NaN
+
+  explicit NotFinite(const Tensor& rows) {
+    const auto columns = static_cast<size_t>(rows.shape.back());
+    const auto* const values = reinterpret_cast<const double*>(rows.bytes.data());
+    for (int64_t r = 0; r < rows.shape.front(); ++r) {
+      const std::span row(values + static_cast<size_t>(r) * columns, columns);
+      any.push_back(std::all_of(row.begin(), row.end(), [](double x) { return std::isfinite(x); }) ? 0 : 1);
+      nan.push_back(std::any_of(row.begin(), row.end(), [](double x) { return std::isnan(x); }) ? 1 : 0);
+    }
   }
 };
 
-/// What a block of 128 products may err by, in roundings of fp32 and relative to the size of its partial sums: every
-/// addend of every addition loses less than 2^(1 - acc_bits) of the largest one. Then the product of two scales, that
-/// with the sum, and storing it.
-double units_of_block(std::span<const double> attrs) {
-  constexpr double kOfScales = 3, kUnit = 0x1p-24;
-  const double terms = attrs[kAccTerms], addends = (terms + 1) * std::ceil(kBlock / terms);
-  return addends * std::ldexp(1.0, 1 - static_cast<int>(attrs[kAccBits])) / kUnit + kOfScales;
+/// Sets rows of fp64 numbers to 0.
+void clear_rows(Tensor& rows, const std::vector<char>& cleared) {
+  const size_t bytes = static_cast<size_t>(rows.shape.back()) * sizeof(double);
+  for (size_t r = 0; r < cleared.size(); ++r)
+    if (cleared[r] != 0) std::memset(rows.bytes.data() + r * bytes, 0, bytes);
+}
+
+/// Emits the residuals "nan" of rows of output `output`, from `first_row` on, which are products of the rows of x with
+/// those of y. If y has rows that are not finite, returns the rows of the output with 0 in their columns, else none.
+Tensor check_nan(const IdentityArgs& args, int output, int64_t first_row, const NotFinite& in_x,
+                 const NotFinite& in_y) {
+  const Tensor& out = *args.out(output);
+  const int64_t rows = std::ssize(in_x.any), n = std::ssize(in_y.any);
+  const bool clears = std::find(in_y.any.begin(), in_y.any.end(), 1) != in_y.any.end();
+  Tensor cleared = clears ? Tensor(out.name, out.dtype, {rows, n}) : Tensor();
+  args.parallel_for(rows, [&](int64_t r) {
+    static thread_local std::vector<double> got;
+    got.resize(static_cast<size_t>(n));
+    decode_row(out, first_row + r, got);
+    const auto row = static_cast<size_t>(r);
+    int64_t wrong = 0;
+    for (size_t j = 0; j < got.size(); ++j) {
+      const bool must_be = in_x.nan[row] != 0 || in_y.nan[j] != 0, may_be = in_x.any[row] != 0 || in_y.any[j] != 0;
+      wrong += std::isnan(got[j]) ? !may_be : must_be;
+      if (in_y.any[j] != 0) got[j] = 0;
+    }
+    args.sink({"nan", output, first_row + r, static_cast<double>(wrong), 0, 0, 0});
+    if (clears) encode_row(cleared, r, got);
+  });
+  return cleared;
 }
 
 }  // namespace
@@ -46,12 +200,22 @@ void validate(const CaseSizes& sizes) {
 }
 
 void ScaledCodes::decode(int64_t row, double* to) const {
+  static thread_local std::vector<double> aligned;
+  aligned.resize(static_cast<size_t>(columns));
+  decode(row, to, aligned.data());
+}
+
+void ScaledCodes::decode(int64_t row, double* to, double* aligned) const {
   static thread_local std::vector<double> factors;
   factors.resize(static_cast<size_t>(scales.shape.back()));
   decode_row(scales, first_scale_row + row / rows_of_scale, factors);
   const std::byte* const from = codes.bytes.data() + (first_row + row) * codes.shape.back() + first_column;
   info(codes.dtype).decode(from, to, static_cast<size_t>(columns));
-  for (int64_t k = 0; k < columns; ++k) to[k] *= factors[static_cast<size_t>((first_column + k) / kBlock)];
+  for (int64_t k = 0; k < columns; ++k) {
+    const double factor = factors[static_cast<size_t>((first_column + k) / kBlock)];
+    aligned[k] = to[k] == 0 ? 0 : std::abs(factor) * std::max(kLeastNormal, std::abs(to[k]));
+    to[k] *= factor;
+  }
 }
 
 Tensor ScaledCodes::dequantised(const IdentityArgs& args, int64_t rows) const {
@@ -65,33 +229,27 @@ void emit_product(const GoldArgs& args, int output, int64_t first_row, std::span
                   const ScaledCodes& x, const ScaledCodes& y, int64_t n_dim) {
   constexpr int64_t kTileRows = 128, kTileColumns = 256;
   const int64_t k_dim = x.columns;
-  const double units = units_of_block(args.attrs);
+  const bool aligned = aligns(args.attrs);
   Rows of_x;
   std::vector<double> value, magnitude, rounding;
   for (int64_t first = 0; first < std::ssize(rows); first += kTileRows) {
     const int64_t m = std::min(kTileRows, std::ssize(rows) - first);
     of_x.resize(m, k_dim);
-    for (int64_t r = 0; r < m; ++r) x.decode(rows[static_cast<size_t>(first + r)], of_x.value.data() + r * k_dim);
-    of_x.square_all();
+    for (int64_t r = 0; r < m; ++r) of_x.decode(x, rows[static_cast<size_t>(first + r)], r, aligned);
     for (auto* array : {&value, &magnitude, &rounding}) array->assign(static_cast<size_t>(m * n_dim), 0.0);
     args.parallel_for((n_dim + kTileColumns - 1) / kTileColumns, [&](int64_t task) {
       static thread_local Rows of_y;
-      static thread_local std::vector<double> sum, squares;
       const int64_t column = task * kTileColumns, n = std::min(kTileColumns, n_dim - column);
       of_y.resize(n, k_dim);
-      for (int64_t j = 0; j < n; ++j) y.decode(column + j, of_y.value.data() + j * k_dim);
-      of_y.square_all();
-      sum.resize(static_cast<size_t>(m * n)), squares.resize(sum.size());
+      for (int64_t j = 0; j < n; ++j) of_y.decode(y, column + j, j, aligned);
+      BlockSums block(args.attrs);
       for (int64_t k = 0; k < k_dim; k += kBlock) {
-        const int64_t terms = std::min(kBlock, k_dim - k);
-        dense_product(false, true, m, n, terms, &of_x.value[static_cast<size_t>(k)], k_dim,
-                      &of_y.value[static_cast<size_t>(k)], k_dim, 0.0, sum.data(), n);
-        dense_product(false, true, m, n, terms, &of_x.square[static_cast<size_t>(k)], k_dim,
-                      &of_y.square[static_cast<size_t>(k)], k_dim, 0.0, squares.data(), n);
+        const auto at = static_cast<size_t>(k);
+        block.multiply(m, n, &of_x.value[at], &of_x.square[at], &of_y.value[at], &of_y.square[at],
+                       std::min(kBlock, k_dim - k), k_dim);
         for (int64_t i = 0; i < m * n; ++i) {
           const auto from = static_cast<size_t>(i), to = static_cast<size_t>(i / n * n_dim + column + i % n);
-          value[to] += sum[from], magnitude[to] += squares[from];
-          rounding[to] += units * (std::abs(sum[from]) + std::sqrt(squares[from]));
+          value[to] += block.sum[from], magnitude[to] += block.squares[from], rounding[to] += block.rounding(from);
         }
       }
     });
@@ -112,27 +270,43 @@ void model_product(const ModelArgs& args, int output, int64_t first_row, int64_t
                         {&y.codes, n, y.columns, true, y.first_row}, &scales);
 }
 
-void check_product(const IdentityArgs& args, int output, int64_t first_row, const Tensor& x, const Tensor& y) {
+void check_product(const IdentityArgs& args, int output, int64_t first_row, int64_t rows, const ScaledCodes& x,
+                   const ScaledCodes& y, int64_t n) {
   constexpr double kDeviations = 7;
-  const int64_t columns = y.shape.back();
-  std::vector<double> norms(static_cast<size_t>(columns)), row(norms.size());
-  for (int64_t j = 0; j < y.shape.front(); ++j) {
-    decode_row(y, j, row);
-    for (size_t k = 0; k < row.size(); ++k) norms[k] += row[k] * row[k];
+  const bool aligned = aligns(args.attrs);
+  const int64_t columns = y.columns;
+  Tensor of_x = x.dequantised(args, rows), of_y = y.dequantised(args, n);
+  const NotFinite in_x(of_x), in_y(of_y);
+  clear_rows(of_x, in_x.any), clear_rows(of_y, in_y.any);
+  std::vector<double> norms(static_cast<size_t>(columns));
+  Rows row;
+  row.resize(1, columns);
+  for (int64_t j = 0; j < n; ++j) {
+    if (in_y.any[static_cast<size_t>(j)] != 0) continue;
+    row.decode(y, j, 0, aligned);
+    for (size_t k = 0; k < norms.size(); ++k) norms[k] += row.square[k];
   }
   for (double& norm : norms) norm = std::sqrt(norm);
   const double units = kDeviations * units_of_block(args.attrs);
-  const auto* const values = reinterpret_cast<const double*>(x.bytes.data());
   IdentityArgs part = args;
+  const Tensor cleared = check_nan(args, output, first_row, in_x, in_y);
+  std::vector<const Tensor*> outputs(args.outputs.begin(), args.outputs.end());
+  if (!cleared.name.empty()) outputs[static_cast<size_t>(output)] = &cleared;
+  const int64_t first_of_part = cleared.name.empty() ? first_row : 0;
+  part.outputs = outputs;
   part.sink = [&](Residual residual) {
+    const int64_t own_row = residual.row - first_of_part;
+    if (in_x.any[static_cast<size_t>(own_row)] != 0) return;
+    static thread_local Rows own;
+    own.resize(1, columns);
+    own.decode(x, own_row, 0, aligned);
     double size = 0;
-    for (int64_t k = 0; k < columns; ++k)
-      size += std::abs(values[(residual.row - first_row) * columns + k]) * norms[static_cast<size_t>(k)];
+    for (size_t k = 0; k < norms.size(); ++k) size += std::sqrt(own.square[k]) * norms[k];
+    residual.row = first_row + own_row;
     residual.rounding += units * size;
     args.sink(residual);
   };
-  checkop::check_product(part, output, {&x, x.shape.front(), columns}, {&y, y.shape.front(), columns, true}, nullptr,
-                         first_row);
+  checkop::check_product(part, output, {&of_x, rows, columns}, {&of_y, n, columns, true}, nullptr, first_of_part);
 }
 
 void draw(const FillArgs& args, std::string_view codes_name, std::string_view scales_name, int64_t terms,
@@ -140,14 +314,17 @@ void draw(const FillArgs& args, std::string_view codes_name, std::string_view sc
   constexpr double kCodes = 128;
   constexpr int64_t kSmallRow = 3;
   constexpr int kSubnormal = 14;  // 128 2^-14 is half the least normal number
-  const bool draws = args.mode == InputMode::random;
+  const bool draws = args.mode == InputMode::random || args.mode == InputMode::extreme;
   Tensor &codes = *args.find(codes_name), &scales = *args.find(scales_name);
   const int64_t columns = codes.shape.back(), blocks = scales.shape.back();
   std::vector<double> values(static_cast<size_t>(columns));
   for (int64_t row = 0; row * columns < codes.count() && draws; ++row) {
     const double factor = std::ldexp(kCodes, of_rows && row % 8 == kSmallRow ? -kSubnormal : 0);
+    const Lost lost = lost_of(row, of_rows);
     decode_row(codes, row, values);
     for (double& x : values) x = factor * (row % 2 == 1 ? std::abs(x) : x);
+    for (int64_t k = 0; k < columns && lost != Lost::no; ++k)
+      values[static_cast<size_t>(k)] = number_of(lost, k, of_rows);
     encode_row(codes, row, values);
   }
   const double divisor = kCodes * std::sqrt(static_cast<double>(terms));
@@ -155,11 +332,13 @@ void draw(const FillArgs& args, std::string_view codes_name, std::string_view sc
     const int64_t row = i / blocks, block = i % blocks;
     double scale = 0.5;
     if (draws) scale = (0.5 + args.uniform(scales_name, static_cast<uint64_t>(i))) / divisor;
-    if (draws && of_rows && row % 8 == kSmallRow) scale = std::ldexp(scale, kSubnormal);
+    const bool is_small = row % 8 == kSmallRow || lost_of(row, of_rows) == Lost::beside_subnormal;
+    if (draws && of_rows && is_small) scale = std::ldexp(scale, kSubnormal);
     if (draws && of_rows && row % 8 == 5 && block == 0) scale *= 1024;
     if (draws && of_rows && row % 8 == 6 && block == 1) scale = 0;
     scales.set(i, scale);
   }
+  if (args.mode == InputMode::extreme) plant_nan(codes, scales, of_rows);
 }
 
 }  // namespace checkop::fp8_product

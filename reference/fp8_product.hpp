@@ -34,19 +34,35 @@ struct ScaledCodes {
 
   /// Row `row` of the part times its scales, exact in fp64.
   void decode(int64_t row, double* to) const;
+  /// The same, and the size of each number where tensor cores align it: that of a subnormal code counts as 2^-6.
+  void decode(int64_t row, double* to, double* aligned) const;
   /// `rows` rows of the part, as a tensor of fp64.
   Tensor dequantised(const IdentityArgs& args, int64_t rows) const;
 };
 
 /// Emits rows of output `output`, n columns each: x y^T of the rows `rows` of x, which are those of the output from
-/// `first_row` on, and the first n rows of y.
+/// `first_row` on, and the first n rows of y. An element with a NaN among its codes and scales is NaN, also where that
+/// is multiplied by 0.
 /// The sums of 128 products each are added up in fp32, hence the magnitude of a product, as in product.hpp. Within one
-/// of them FP8 tensor cores keep few bits: an instruction truncates every addend to 2^(1 - acc_bits) of the largest,
-/// where a subnormal code counts as 2^-6 (tensor_core_code_block()). The largest is not above the size of partial sums,
-/// |sum| + sqrt(sum of squares) of a block, unless all large products have a subnormal factor and cancel: for such a
-/// block, which the drawn data do not have, the bound is too small. So
-///   rounding = ((acc_terms + 1) (128/acc_terms) 2^(1 - acc_bits)/u + 3) sum over blocks of that size,  u = 2^-24
-/// One large product and 127 that are lost beside it err by almost half of that. Sources: DeepGEMM's
+/// of them FP8 tensor cores keep few bits (tensor_core_code_block()). An instruction adds T = acc_terms products to the
+/// sum before it. It cuts what is below 2^e eps from every addend, eps = 2^(1 - acc_bits), with e the largest exponent:
+/// that of a product is the sum of its factors' exponents, and a subnormal code has that of 2^-6. Then it cuts the new
+/// sum to acc_bits bits. Let p' be products of which a subnormal factor counts as 2^-6, P the root of the sum of their
+/// squares in the block, and s_g the sum of the products of the first g instructions. Then 2^e is at most the largest
+/// p', or the sum before. The addend with this exponent loses nothing: the last bit of a product is 2^-6 of its
+/// exponent, and a sum has acc_bits bits. So at most T addends lose less than 2^e eps each, and the new sum less than
+/// eps of it. All that is lost up to instruction g is at most
+///   L_g = l + eps (|s_g| + l),  l = L_(g-1) + T eps max(P, |s_(g-1)| + L_(g-1)),  L_0 = 0
+/// That of the last one is a bound if instructions take the products in order. The gold has no partial sums of other
+/// orders. If signs are random, or all the same, these are not above |sum| + P of the block, so it grants every order
+///   ((T + 1) (128/T) eps + 3 u) (|sum| + P),  u = 2^-24
+/// where 3 u are for the product of two scales, that with the sum, and storing it. The rounding of a block is this or
+/// L + 3 u (|sum| + L), whichever is more; the second one is where large products cancel across instructions, and small
+/// ones between them are lost.
+/// With acc_terms 1 it is the first one alone, of p' that are the products themselves: ordinary units align nothing.
+/// They round to nearest, by at most u times a partial sum; that is u (65 |sum| + 418 P) in a block for any order, as
+/// Cauchy and Schwarz say, less than the 512 u (|sum| + P) of acc_bits 24.
+/// One large product and 127 that are lost beside it err by almost half of the bound. Sources: DeepGEMM's
 /// sm90_fp8_gemm_1d2d.cuh; truncation as in tensor_core_code_block(), which was verified on an H200.
 void emit_product(const GoldArgs& args, int output, int64_t first_row, std::span<const int64_t> rows,
                   const ScaledCodes& x, const ScaledCodes& y, int64_t n);
@@ -56,14 +72,19 @@ void emit_product(const GoldArgs& args, int output, int64_t first_row, std::span
 void model_product(const ModelArgs& args, int output, int64_t first_row, int64_t rows, const ScaledCodes& x,
                    const ScaledCodes& y, int64_t n);
 
-/// Freivalds' check of rows of output `output`, from `first_row` on: x y^T of dequantised operands. What tensor cores
-/// lose adds to an element at most units times sum_k |x_k y_jk|; the root of the squares of that over j is at most
-/// sum_k |x_k| sqrt(sum_j y_jk^2).
-void check_product(const IdentityArgs& args, int output, int64_t first_row, const Tensor& x, const Tensor& y);
+/// Freivalds' check of rows of output `output`, from `first_row` on: `rows` rows of x times the first n rows of y. What
+/// tensor cores lose adds to an element at most units times sum_k |x_k y_jk|, of aligned numbers, since no partial sum
+/// is larger; the root of the squares of that over j is at most sum_k |x_k| sqrt(sum_j y_jk^2).
+/// Rows of x and of y that hold numbers which are not finite say nothing, and are left out of it. Emits a residual
+/// "nan" per row: how many elements are NaN but have no such factor, or have a NaN among their factors but are none.
+void check_product(const IdentityArgs& args, int output, int64_t first_row, int64_t rows, const ScaledCodes& x,
+                   const ScaledCodes& y, int64_t n);
 
 /// Codes of the whole range, and scales with which numbers of x are of size 1, and sums of `terms` products, too. Every
 /// second row has no number below 0: where two of them meet, whatever is lost is lost to one side. With `of_rows` some
-/// rows have a block 2^10 times as large as the others, one with a scale of 0, or codes of subnormal numbers.
+/// rows have a block 2^10 times as large as the others, one with a scale of 0, or codes of subnormal numbers. Some rows
+/// of either operand are of kinds whose sums tensor cores lose where they meet: see Lost. In mode extreme some rows of
+/// either operand have one code that is NaN, and some one scale.
 void draw(const FillArgs& args, std::string_view codes, std::string_view scales, int64_t terms, bool of_rows);
 
 }  // namespace checkop::fp8_product

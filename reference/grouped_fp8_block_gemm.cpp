@@ -14,15 +14,16 @@ extern const Emulation kGroupedFp8BlockGemmForward;  // emulation/grouped_fp8_bl
 namespace grouped_fp8_block_gemm {
 namespace {
 
-constexpr TensorSpec kA{"a", "rows k_dim", Fill::normal, "", DType::e4m3, false, /*constant=*/true};
+constexpr TensorSpec kA{"a", "rows k_dim", Fill::codes, "", DType::e4m3, false, /*constant=*/true};
 constexpr TensorSpec kScaleA{"scale_a", "rows k_dim/128", Fill::normal, "", DType::f32, false, /*constant=*/true};
-constexpr TensorSpec kB{"b", "experts n_dim k_dim", Fill::normal, "", DType::e4m3, false, /*constant=*/true};
+constexpr TensorSpec kB{"b", "experts n_dim k_dim", Fill::codes, "", DType::e4m3, false, /*constant=*/true};
 constexpr TensorSpec kScaleB{"scale_b",        "experts n_dim/128 k_dim/128", Fill::normal, "", DType::f32, false,
                              /*constant=*/true};
 constexpr TensorSpec kOffsets{"offsets", "experts+1", Fill::positions, "", DType::i32};
 
 constexpr std::array kForwardIn{kA, kScaleA, kB, kScaleB, kOffsets};
-constexpr std::array kForwardOut{OutputSpec{{"d", "rows n_dim"}, Numerics::contraction, "k_dim/128", /*sampled=*/true}};
+constexpr std::array kForwardOut{
+    OutputSpec{{"d", "rows n_dim"}, Numerics::contraction, "k_dim/128", /*sampled=*/true, "", /*locates_nan=*/true}};
 
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, grouped_fp8_product::forward,
                                   grouped_fp8_product::identities, grouped_fp8_product::work,
@@ -32,6 +33,7 @@ void refine(const FillArgs& args) {
   fp8_product::draw(args, "a", "scale_a", 1, /*of_rows=*/true);
   fp8_product::draw(args, "b", "scale_b", args.dim("k_dim"), /*of_rows=*/false);
   draw_row_groups(args, {"a", "scale_a"});
+  grouped_fp8_product::plant_unused_experts(args, "offsets");
 }
 
 }  // namespace

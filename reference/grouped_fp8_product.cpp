@@ -2,6 +2,7 @@
 // Products of rows of e4m3 codes with the codes of their expert: gold and identities.
 #include "grouped_fp8_product.hpp"
 
+#include <algorithm>
 #include <vector>
 
 #include "fp8_product.hpp"
@@ -58,8 +59,8 @@ void identities(const IdentityArgs& args) {
   const Groups groups(args);
   for_experts(args, groups, groups.products_of_row(), [&](const IdentityArgs& own, int64_t e) {
     if (groups.count(e) == 0) return;
-    fp8_product::check_product(own, 0, groups.first(e), groups.rows_of(e).dequantised(own, groups.count(e)),
-                               groups.matrix(e).dequantised(own, groups.n_dim));
+    fp8_product::check_product(own, 0, groups.first(e), groups.count(e), groups.rows_of(e), groups.matrix(e),
+                               groups.n_dim);
   });
   check_zero_rows(args, 0, groups.used_rows());
 }
@@ -73,6 +74,15 @@ Work work(const GoldArgs& args) {
   for (const Input of_experts : {kOfB, kOfScaleB}) unread += bytes_left_out(args.in(of_experts), experts);
   return {2.0 * static_cast<double>(groups.used() * args.in(kOfA).shape.back()) * static_cast<double>(groups.n_dim),
           unread};
+}
+
+void plant_unused_experts(const FillArgs& args, std::string_view given) {
+  if (args.mode != InputMode::extreme || args.left_out != LeftOut::nonfinite) return;
+  Tensor& b = *args.find("b");
+  const RowGroups groups = RowGroups::of(*args.find("a"), *args.find(given));
+  const auto codes = static_cast<size_t>(b.shape[1] * b.shape[2]);
+  for (int64_t e = 0; e < groups.experts(); ++e)
+    if (groups.count(e) == 0) std::fill_n(b.bytes.data() + static_cast<size_t>(e) * codes, codes, std::byte{0x7f});
 }
 
 }  // namespace checkop::grouped_fp8_product

@@ -3,6 +3,8 @@
 // of `a`; see RowGroups::of().
 #pragma once
 
+#include <string_view>
+
 #include "operator/operator.hpp"
 
 namespace checkop::grouped_fp8_product {
@@ -23,5 +25,8 @@ void forward(const GoldArgs& args);
 void model_forward(const ModelArgs& args);
 void identities(const IdentityArgs& args);
 Work work(const GoldArgs& args);
+
+/// In mode extreme, all codes of b of experts without rows are NaN; `given` names the offsets or counts.
+void plant_unused_experts(const FillArgs& args, std::string_view given);
 
 }  // namespace checkop::grouped_fp8_product

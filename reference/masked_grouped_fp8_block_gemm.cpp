@@ -13,17 +13,17 @@ extern const Emulation kMaskedFp8BlockGemmForward;  // emulation/masked_grouped_
 namespace masked_grouped_fp8_block_gemm {
 namespace {
 
-constexpr TensorSpec kA{"a", "experts capacity k_dim", Fill::normal, "", DType::e4m3, false, /*constant=*/true};
+constexpr TensorSpec kA{"a", "experts capacity k_dim", Fill::codes, "", DType::e4m3, false, /*constant=*/true};
 constexpr TensorSpec kScaleA{"scale_a",        "experts capacity k_dim/128", Fill::normal, "", DType::f32, false,
                              /*constant=*/true};
-constexpr TensorSpec kB{"b", "experts n_dim k_dim", Fill::normal, "", DType::e4m3, false, /*constant=*/true};
+constexpr TensorSpec kB{"b", "experts n_dim k_dim", Fill::codes, "", DType::e4m3, false, /*constant=*/true};
 constexpr TensorSpec kScaleB{"scale_b",        "experts n_dim/128 k_dim/128", Fill::normal, "", DType::f32, false,
                              /*constant=*/true};
 constexpr TensorSpec kCounts{"counts", "experts", Fill::positions, "", DType::i32};
 
 constexpr std::array kForwardIn{kA, kScaleA, kB, kScaleB, kCounts};
-constexpr std::array kForwardOut{
-    OutputSpec{{"d", "experts capacity n_dim"}, Numerics::contraction, "k_dim/128", /*sampled=*/true}};
+constexpr std::array kForwardOut{OutputSpec{
+    {"d", "experts capacity n_dim"}, Numerics::contraction, "k_dim/128", /*sampled=*/true, "", /*locates_nan=*/true}};
 
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, grouped_fp8_product::forward,
                                   grouped_fp8_product::identities, grouped_fp8_product::work,
@@ -33,6 +33,7 @@ void refine(const FillArgs& args) {
   fp8_product::draw(args, "a", "scale_a", 1, /*of_rows=*/true);
   fp8_product::draw(args, "b", "scale_b", args.dim("k_dim"), /*of_rows=*/false);
   draw_row_counts(args, {"a", "scale_a"});
+  grouped_fp8_product::plant_unused_experts(args, "counts");
 }
 
 }  // namespace

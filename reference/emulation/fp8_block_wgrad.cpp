@@ -18,6 +18,14 @@ constexpr FaultSpec kScalesOfFirstBlocks{"scales_of_first_blocks",
                                          "an expert's scales are counted from the first column of all"};
 constexpr FaultSpec kScaleOf128Rows{"scale_of_128_rows", "128 rows of x_t have the scale of the first of them"};
 
+constexpr FaultSpec kNextExpertTimes0{"next_expert_times_0",
+                                      "products of the columns of the next expert are added times 0",
+                                      "nonfinite",
+                                      "",
+                                      "",
+                                      "",
+                                      "extreme"};
+
 Matrix columns_of(const Matrix& m, int64_t first, int64_t end) {
   Matrix part = Matrix::zeros(m.rows(), end - first);
   for (int64_t r = 0; r < m.rows(); ++r) std::copy(m.row(r) + first, m.row(r) + end, part.row(r));
@@ -32,7 +40,8 @@ void forward(const EmulationArgs& args) {
   if (f.has(kRestCounted.name)) groups.back().end = g.columns;
   const int64_t n_dim = g.rows(), k_dim = x.rows(), size = n_dim * k_dim;
   std::vector<double> before(static_cast<size_t>(size));
-  for (const Group& group : groups) {
+  for (size_t e = 0; e < groups.size(); ++e) {
+    const Group &group = groups[e], &next = groups[(e + 1) % groups.size()];
     const auto to = args.out(0).begin() + group.matrix * size;
     if (group.end == group.first) {
       if (f.has(kEmptyStale.name)) std::copy(before.begin(), before.end(), to);
@@ -45,11 +54,14 @@ void forward(const EmulationArgs& args) {
     Matrix own_scale_x = columns_of(scale_x, block, block + blocks);
     for (int64_t r = 0; f.has(kScaleOf128Rows.name) && r < k_dim; ++r)
       std::copy_n(own_scale_x.row(r / kBlock * kBlock), blocks, own_scale_x.row(r));
+    const Matrix next_g = columns_of(g, next.first, next.end), next_x = columns_of(x, next.first, next.end);
     const Element element(args, own_g, own_scale_g, own_x, own_scale_x, /*rows_of_scale=*/1);
     args.parallel_for(n_dim, [&](int64_t row) {
       for (int64_t column = 0; column < k_dim; ++column) {
         const int64_t at = row * k_dim + column;
         to[at] = element.at(row, column) + (f.has(kNotReset.name) ? before[static_cast<size_t>(at)] : 0);
+        if (f.has(kNextExpertTimes0.name))
+          to[at] += 0 * f.dot(next_g.columns, next_g.row(row), 1, next_x.row(column), 1);
       }
     });
     std::copy_n(to, size, before.begin());
@@ -77,6 +89,10 @@ constexpr std::array kFaults{faults::kLastKDropped,
                              of_wgrad(kNextColumn, "the columns of dw are those of the next row of x_t"),
                              kScalesOfFirstBlocks,
                              kScaleOf128Rows,
+                             kNanCodesAs480,
+                             kNanCodesAs448,
+                             kNanScalesAs0,
+                             kNextExpertTimes0,
                              kFirstExpertForAll,
                              kEmptyUncounted,
                              kRestCounted,

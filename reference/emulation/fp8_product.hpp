@@ -37,6 +37,13 @@ inline constexpr FaultSpec kNotPromoted{"not_promoted",
                                         "the sum over all columns is that of a tensor core, of 14 bits"};
 inline constexpr FaultSpec kE5m2Read{"e5m2_read", "codes of b are read as e5m2", "nonfinite"};
 inline constexpr FaultSpec kFp8SubnormalsFlushed{"subnormals_flushed", "codes of subnormal numbers count as 0"};
+inline constexpr FaultSpec kNanCodesAs480{
+    "nan_codes_as_480", "codes of NaN are read as 480, the number that would follow 448", "nonfinite", "", "", "",
+    "extreme"};
+inline constexpr FaultSpec kNanCodesAs448{
+    "nan_codes_as_448", "codes of NaN are read as the largest number", "nonfinite", "", "", "", "extreme"};
+inline constexpr FaultSpec kNanScalesAs0{
+    "nan_scales_as_0", "a scale of NaN counts as 0, the larger one of both", "nonfinite", "", "", "", "extreme"};
 inline constexpr FaultSpec kNextColumn{"next_column", "the columns of d are those of the next row of b"};
 
 /// What an FP8 tensor core adds at once: n products times `scale`, to `total`. Every addend is truncated to 2^-13 of
@@ -61,6 +68,9 @@ inline Matrix codes_of(const EmulationArgs& args, int index, bool is_b) {
       info(DType::e5m2).decode(stored.bytes.data() + i, &value, 1);
       codes.values[i] = static_cast<float>(value);
     }
+    const float of_nan = a.has(kNanCodesAs480.name) ? 480 : a.has(kNanCodesAs448.name) ? 448 : 0;
+    const bool is_negative = (std::to_integer<int>(stored.bytes.data()[i]) & 0x80) != 0;
+    if (of_nan != 0 && std::isnan(codes.values[i])) codes.values[i] = is_negative ? -of_nan : of_nan;
     constexpr float kLeastNormal = 0x1p-6F;
     if (a.has(kFp8SubnormalsFlushed.name) && std::abs(codes.values[i]) < kLeastNormal) codes.values[i] = 0;
   }
@@ -70,6 +80,7 @@ inline Matrix codes_of(const EmulationArgs& args, int index, bool is_b) {
 inline Matrix scales_of(const EmulationArgs& args, int index) {
   Matrix scales = matrix(args, index);
   for (float& scale : scales.values) {
+    if (args.arithmetic.has(kNanScalesAs0.name) && std::isnan(scale)) scale = 0;
     if (args.arithmetic.has(kScalesIn16Bit.name)) scale = Arithmetic::to_bf16(scale);
     if (args.arithmetic.has(kScalesToPowers.name) && scale != 0) scale = std::ldexp(1.0F, std::ilogb(scale));
   }
@@ -146,6 +157,9 @@ inline constexpr std::array kFp8ProductFaults{faults::kLastKDropped,
                                               kNotPromoted,
                                               kE5m2Read,
                                               kFp8SubnormalsFlushed,
-                                              kNextColumn};
+                                              kNextColumn,
+                                              kNanCodesAs480,
+                                              kNanCodesAs448,
+                                              kNanScalesAs0};
 
 }  // namespace checkop::emulation

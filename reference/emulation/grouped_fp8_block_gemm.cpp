@@ -12,7 +12,7 @@ void forward(const EmulationArgs& args) {
   store_fp8_rows(args, groups_of(args.arithmetic, args.integers(4), args.in(0).shape[0]));
 }
 
-constexpr auto kFaults = joined(joined(kFp8ProductFaults, kRowGroupFaults), kScalesOfGroupFaults);
+constexpr auto kFaults = joined(joined(kFp8ProductFaults, kRowGroupFaults), kFp8GroupFaults);
 
 }  // namespace
 }  // namespace grouped_fp8_block_gemm

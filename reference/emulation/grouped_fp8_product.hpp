@@ -13,7 +13,15 @@ inline constexpr FaultSpec kScaleAOfGroup{"scale_a_of_group", "scales of a are c
 inline constexpr FaultSpec kScaleBOfFirstExpert{"scale_b_of_first_expert",
                                                 "all rows get the scales of the first expert's b"};
 
-inline constexpr std::array kScalesOfGroupFaults{kScaleAOfGroup, kScaleBOfFirstExpert};
+inline constexpr FaultSpec kNextExpertTimes0{"next_expert_times_0",
+                                             "products with the codes of the next expert are added times 0",
+                                             "nonfinite",
+                                             "",
+                                             "",
+                                             "",
+                                             "extreme"};
+
+inline constexpr std::array kFp8GroupFaults{kScaleAOfGroup, kScaleBOfFirstExpert, kNextExpertTimes0};
 
 /// Stores the rows of the groups, each times the codes of its expert.
 inline void store_fp8_rows(const EmulationArgs& args, const std::vector<Group>& groups) {
@@ -27,10 +35,16 @@ inline void store_fp8_rows(const EmulationArgs& args, const std::vector<Group>& 
     const Matrix own_a = rows_of(a, first, end), own_b = rows_of(b, expert * n_dim, (expert + 1) * n_dim);
     const Matrix own_scale_a = rows_of(scale_a, first_scale, first_scale + end - first);
     const Matrix own_scale_b = rows_of(scale_b, of_scale * of_scales, (of_scale + 1) * of_scales);
-    const Element element(args, own_a, own_scale_a, own_b, own_scale_b);
+    const int64_t next = (expert + 1) % args.in(2).shape[0];
+    const Matrix next_b = rows_of(b, next * n_dim, (next + 1) * n_dim);
+    const Element element(args, own_a, own_scale_a, own_b, own_scale_b),
+        of_next(args, own_a, own_scale_a, next_b, own_scale_b);
     args.parallel_for(end - first, [&](int64_t row) {
-      for (int64_t column = 0; column < n_dim; ++column)
-        args.out(0)[static_cast<size_t>((first + row) * n_dim + column)] = element.at(row, column);
+      for (int64_t column = 0; column < n_dim; ++column) {
+        float value = element.at(row, column);
+        if (f.has(kNextExpertTimes0.name)) value += 0 * of_next.at(row, column);
+        args.out(0)[static_cast<size_t>((first + row) * n_dim + column)] = value;
+      }
     });
   });
 }

@@ -12,7 +12,7 @@ void forward(const EmulationArgs& args) {
   store_fp8_rows(args, masked_groups(args.arithmetic, args.integers(4), args.in(0).shape[1]));
 }
 
-constexpr auto kFaults = joined(joined(kFp8ProductFaults, of_masked(kRowGroupFaults)), kScalesOfGroupFaults);
+constexpr auto kFaults = joined(joined(kFp8ProductFaults, of_masked(kRowGroupFaults)), kFp8GroupFaults);
 
 }  // namespace
 }  // namespace masked_grouped_fp8_block_gemm

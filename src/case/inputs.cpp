@@ -9,7 +9,7 @@
 //   integer   floating inputs, weights included, are integers in [-4, 4]. A dot product of K terms is at most 16 K, so
 //             an FP32 accumulator is exact in any order up to K = 2^20.
 //   peaked    see plant_targets
-//   extreme   see plant_extreme_logits and plant_extreme_products
+//   extreme   see plant_extreme_logits and plant_extreme_products; of codes, single ones are NaN
 //   captured  see captured.hpp; what the file lacks is random
 //   wide      as random, with each floating element times its own 2^-n, n random in [0, 12], so that sums round more
 //   often
@@ -128,6 +128,7 @@ void fill_tensor(const Case& c, const TensorSpec& spec, size_t position, unsigne
     case Fill::weight:
     case Fill::logits:
     case Fill::scores:
+    case Fill::codes:
     case Fill::query:
     case Fill::key:
     case Fill::upstream:

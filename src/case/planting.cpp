@@ -215,7 +215,8 @@ void plant_extreme_products(const Case& c, std::vector<Tensor>& tensors) {
 bool takes_extremes(const Operator& op) {
   const auto inputs = op.passes.front().inputs;
   return std::any_of(inputs.begin(), inputs.end(), [](const TensorSpec& spec) {
-    return spec.fill == Fill::logits || spec.fill == Fill::scores || spec.fill == Fill::query;
+    return spec.fill == Fill::logits || spec.fill == Fill::scores || spec.fill == Fill::query ||
+           spec.fill == Fill::codes;
   });
 }
 

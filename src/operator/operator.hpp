@@ -31,6 +31,7 @@ enum class Fill : uint8_t {
   weight,     ///< standard normal over the square root of the extent `fan_in`
   logits,     ///< standard normal; mode `peaked` plants the target, mode `extreme` see plant_extreme_logits
   scores,     ///< standard normal; mode `extreme` is left to the operator's refine
+  codes,      ///< standard normal; mode `extreme` has NaN, which are left to the operator's refine
   query,      ///< standard normal; a softmax is taken of its products with keys, or with the rows of a `weight`
   key,        ///< standard normal; see `query`
   ids,        ///< integers in [0, extent of `fan_in`)
@@ -73,6 +74,7 @@ struct OutputSpec {
   /// Of a sampled output whose rows are cheap together only: leading dimensions, "batch kv_heads". Where a case has
   /// more than two entries of them, all rows of two entries are chosen.
   std::string_view sampled_whole = "";
+  bool locates_nan = false;  ///< NaN of inputs reach it, and the pass's identities check in which elements of all rows
 };
 
 struct AttrSpec {
@@ -146,7 +148,7 @@ struct GoldArgs {
 ///   growth(h, u)*magnitude + u*rounding + u_out*stored,  u_out the unit roundoff of the output's dtype
 /// It must be 0 where all three coefficients are 0.
 struct Residual {
-  std::string_view identity;  ///< "row_sum", "freivalds", "masked_zero"
+  std::string_view identity;  ///< "row_sum", "freivalds", "masked_zero", "nan"
   int output;
   int64_t row;  ///< row of the output seen as a matrix
   double value, magnitude, rounding, stored;

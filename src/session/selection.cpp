@@ -70,7 +70,8 @@ std::vector<Case> cases_of_flags(const CaseChoice& options) {
   }
   if (options.input_mode == "extreme" &&
       std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return takes_extremes(*op); })) {
-    throw InputError("--input-mode", "extreme is for operators with a softmax, and no selected operator has one",
+    throw InputError("--input-mode",
+                     "extreme is for operators with a softmax and products of codes, and no selected operator is one",
                      "use random");
   }
   if (options.input_mode == "captured" &&
@@ -130,8 +131,8 @@ std::vector<Case> cases_of_flags(const CaseChoice& options) {
       used.insert(attr.name);
     }
     sweep.data.input_mode = parse_input_mode("--input-mode", options.input_mode);
-    // If the mode needs something that the operator lacks (target ids, a softmax, captured tensors), the data are
-    // random.
+    // If the mode needs something that the operator lacks (target ids, a softmax or codes, captured tensors), the data
+    // are random.
     const bool no_ids = sweep.data.input_mode == InputMode::peaked && !has_input(*op, Fill::ids);
     const bool no_extremes = sweep.data.input_mode == InputMode::extreme && !takes_extremes(*op);
     const bool not_captured = sweep.data.input_mode == InputMode::captured && !is_captured(*op);
