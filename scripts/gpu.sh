@@ -245,10 +245,11 @@ readonly logp_sizes="4096,4096,128256 4096,2048,131072 1024,4096,128256 8192,409
 
 run_bench() {
   rm -f "$out"/bench-{logp,ratio_kl,grpo_loss,rms_norm,add_rms_norm,gated_rms_norm,qk_norm_rope,silu,swiglu,embedding,rope}.jsonl
-  bench logp cuda 300 --check-grad --batch 8 --seq 512 --vocab 128256
+  # 50257 columns: rows begin at any even address.
+  bench logp cuda 300 --check-grad --batch 8 --seq 512 --vocab 128256,50257
   bench logp cuda 300 --check-grad --batch 16 --seq 512 --vocab 151936
-  bench ratio_kl cuda 300 --check-grad --batch 8 --seq 512 --vocab 128256
-  bench grpo_loss cuda 300 --check-grad --batch 8 --seq 512 --vocab 128256,151936 --beta 0.04
+  bench ratio_kl cuda 300 --check-grad --batch 8 --seq 512 --vocab 128256,50257
+  bench grpo_loss cuda 300 --check-grad --batch 8 --seq 512 --vocab 128256,151936,50257 --beta 0.04
   bench rms_norm cuda 300 --check-grad --batch 1 --seq 8192 --hidden 4096,8192
   bench add_rms_norm cuda 300 --check-grad --batch 1 --seq 8192 --hidden 4096,8192
   bench gated_rms_norm cuda 300 --check-grad --batch 1 --seq 8192 --hidden 4096

@@ -33,14 +33,13 @@ constexpr int64_t bytes_of_part(int64_t groups) { return (groups + kLineGroups) 
 /// in a ring.
 template <typename T, typename Kernel>
 cudaError_t find_parts(Kernel* kernel, int64_t vocab, Parts& parts) {
-  constexpr int64_t kLine = 8;  // groups: parts of aligned rows begin at multiples of 128 bytes
   bool holds = false;
   int64_t most_bytes = 0;
   if (auto error = is_for_sm90(kernel, holds)) return error;
   if (auto error = most_dynamic_bytes(kernel, most_bytes)) return error;
   const int64_t groups = ceil_div(vocab, kGroupColumns<T>);
   const auto count = std::min<int64_t>(ceil_div(groups * int64_t{sizeof(uint4)}, kPartBytes), kMostParts);
-  const int64_t each = round_up(ceil_div(groups, std::max<int64_t>(count, 1)), kLine);
+  const int64_t each = round_up(ceil_div(groups, std::max<int64_t>(count, 1)), int64_t{kLineGroups});
   parts = {};
   if (!holds || count < 2 || bytes_of_part(each) > most_bytes) return cudaSuccess;
   if (each > int64_t{kMostSteps} * kGroups * kHeldThreads) return cudaSuccess;
@@ -67,7 +66,8 @@ cudaError_t launch_gradient(void (*held)(Parameters...), void (*ring)(Parameters
                             cudaStream_t stream, Arguments... arguments) {
   Parts parts;
   if (auto error = find_parts<T>(held, vocab, parts)) return error;
-  if (parts.count > 0) return launch_held_rows(held, rows, parts, stream, arguments...);
+  const bool fits_grid = rows * std::max(parts.count, 1) <= std::numeric_limits<int32_t>::max();
+  if (parts.count > 0 && fits_grid) return launch_held_rows(held, rows, parts, stream, arguments...);
   return launch_rows<T, true>(ring, rows, backward_threads_for(vocab), vocab, stream, arguments...);
 }
 
@@ -109,7 +109,8 @@ class HeldRow {
       held()[end] = load_end(part_, end);
       sm90::fence_proxy_async();  // a copy of the next row may write over it
     }
-    sm90::cluster_sync();  // the barriers of all blocks are initialized, and the vectors at the row's ends are there
+    __syncthreads();       // the vectors at the row's ends are there
+    sm90::cluster_sync();  // the barriers of all blocks are initialized
   }
 
   /// The sums of the whole row and, if there is one, of the next row, in every thread. All threads of the cluster call
@@ -152,7 +153,7 @@ class HeldRow {
   struct Part {
     const T* vectors;
     int skew;        ///< its first column is this one of vector 0
-    int count;       ///< of vectors: two for each group of a skewed row
+    int count;       ///< of vectors: one more than groups if the row is skewed
     int begin, end;  ///< the vectors that lie in the row as a whole; there are at most three others
   };
   __device__ Part part_of(const T* row) const {

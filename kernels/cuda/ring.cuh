@@ -42,10 +42,10 @@ __host__ __device__ constexpr int groups_in_slot(unsigned threads) {
   return static_cast<int>(threads * n + threads / kWarp * of_warp) + (of_warp > 0 ? kLineGroups : 0);
 }
 
-/// A thread's groups of 16 bytes in shared memory, n per slot. A thread reads only what it has copied itself, so no
-/// barriers are needed. Every slot is filled once in advance; from then on wait(), read the slot, fill it again and
-/// advance(). The number of slots changes no result. `of_warp`: further groups per slot that each warp has; then all
-/// groups of a slot may be moved by less than a line.
+/// A thread's groups of 16 bytes in shared memory, n per slot. A thread reads what it has copied itself, so no
+/// barriers are needed, or what its warp has copied, between two __syncwarp(). Every slot is filled once in advance;
+/// from then on wait(), read the slot, fill it again and advance(). The number of slots changes no result. `of_warp`:
+/// further groups per slot that each warp has; then all groups of a slot may be moved by less than a line.
 template <int n, int of_warp = 0>
 class GroupRing {
  public:

@@ -88,25 +88,25 @@ __device__ Group<T> no_columns() {
 }
 
 /// Divides a row into steps, and into vectors of 16 bytes at 16-byte boundaries. In a step a thread takes kGroups
-/// groups, or vectors, that lie blockDim.x of them apart. Vectors that lie in the row come through the ring; what lies
-/// at its ends is loaded when it is needed. `skewed`: the row may begin anywhere, otherwise at a 16-byte boundary. Then
-/// groups are put together from two vectors.
+/// groups, or vectors, blockDim.x apart. Vectors that lie in the row come through the ring; what lies at its ends is
+/// loaded apart. `skewed`: the row may begin anywhere, and its groups are put together from two vectors. Other rows
+/// begin at a 16-byte boundary.
 template <typename T, bool skewed>
 class RowSteps {
  public:
   static constexpr int kColumns = kGroupColumns<T>;
 
-  /// vocab: at most kMostVocab.
-  __device__ RowSteps(const T* row, int64_t vocab)
+  /// vocab: at most kMostVocab. place: in a line (ring.cuh) where the row's vectors begin in the ring's slots.
+  __device__ RowSteps(const T* row, int64_t vocab, int place)
       : row_(row),
         vocab_(static_cast<int>(vocab)),
         skew_(skew_of(row)),
         n_vectors_((skew() + vocab_) / kColumns),
-        place_(place_in_line(row)) {}
+        place_(place) {}
   __device__ int vocab() const { return vocab_; }
-  /// So many columns before the row's first one vector 0 begins.
+  /// Vector 0 begins this many columns before the row.
   __device__ int skew() const { return skewed ? skew_ : 0; }
-  /// So many that every vector has a place.
+  /// The number of steps that cover all vectors.
   __device__ int count() const {
     const int columns = static_cast<int>(blockDim.x) * kGroups * kColumns;
     return (skew() + vocab_ + columns - 1) / columns;
@@ -207,13 +207,15 @@ class RowSteps {
   int vocab_, skew_, n_vectors_, place_;  // n_vectors_: those that end in the row
 };
 
-/// f(steps...) with the RowSteps of each of `rows`, which are skewed for all of them or for none.
+/// f(steps...) with the RowSteps of each of `rows`, which are skewed for all of them or for none. All have the place of
+/// the first one in the ring, so that a thread never writes where another one still reads a row before.
 template <typename F, typename T, typename... Rows>
 __device__ auto with_steps(int64_t vocab, F&& f, const T* row, const Rows*... rows) {
+  const int place = place_in_line(row);
   if (is_aligned(row) && (is_aligned(rows) && ...)) {
-    return f(RowSteps<T, false>(row, vocab), RowSteps<Rows, false>(rows, vocab)...);
+    return f(RowSteps<T, false>(row, vocab, place), RowSteps<Rows, false>(rows, vocab, place)...);
   }
-  return f(RowSteps<T, true>(row, vocab), RowSteps<Rows, true>(rows, vocab)...);
+  return f(RowSteps<T, true>(row, vocab, place), RowSteps<Rows, true>(rows, vocab, place)...);
 }
 
 /// Calls f(groups, step) for the steps of a row in ascending order. `fetched`: the ring already holds the row's first

@@ -127,8 +127,8 @@ __global__ __launch_bounds__(kMaxBackwardThreads) void entropy_backward(const T*
           const float below = shift - transform.apply<has_cap>(value[i]), p = expf(-below);
           value[i] = p == 0.0f ? 0.0f : scale * p * (below - r.mean) * transform.slope<has_cap>(value[i]);
         }
-        if (in_vectors && first >= 0 &&
-            first + kColumns <= vocab) {  // streaming store: dlogits is not read here, so L2 is left to the logits
+        if (in_vectors && first >= 0 && first + kColumns <= vocab) {
+          // A streaming store: dlogits is not read here, so L2 is left to the logits
           __stcs(reinterpret_cast<uint4*>(dx + first), Group<T>::packed(value).bits);
         } else {
 #pragma unroll
