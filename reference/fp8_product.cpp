@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "base/error.hpp"
 #include "identity.hpp"
@@ -142,14 +143,14 @@ void plant_nan(Tensor& codes, Tensor& scales, bool of_rows) {
 
 /// What the rows of an operand have that is not finite.
 struct NotFinite {
-  std::vector<char> any, nan;  ///< 1: some number, some NaN
+  std::vector<char> not_finite, nan;  ///< 1: some number is not finite, some is NaN
 
   explicit NotFinite(const Tensor& rows) {
     const auto columns = static_cast<size_t>(rows.shape.back());
     const auto* const values = reinterpret_cast<const double*>(rows.bytes.data());
     for (int64_t r = 0; r < rows.shape.front(); ++r) {
       const std::span row(values + static_cast<size_t>(r) * columns, columns);
-      any.push_back(std::all_of(row.begin(), row.end(), [](double x) { return std::isfinite(x); }) ? 0 : 1);
+      not_finite.push_back(std::all_of(row.begin(), row.end(), [](double x) { return std::isfinite(x); }) ? 0 : 1);
       nan.push_back(std::any_of(row.begin(), row.end(), [](double x) { return std::isnan(x); }) ? 1 : 0);
     }
   }
@@ -163,13 +164,14 @@ void clear_rows(Tensor& rows, const std::vector<char>& cleared) {
 }
 
 /// Emits the residuals "nan" of rows of output `output`, from `first_row` on, which are products of the rows of x with
-/// those of y. If y has rows that are not finite, returns the rows of the output with 0 in their columns, else none.
-Tensor check_nan(const IdentityArgs& args, int output, int64_t first_row, const NotFinite& in_x,
-                 const NotFinite& in_y) {
+/// those of y. If y has rows that are not finite, returns the rows of the output with 0 in their columns.
+std::optional<Tensor> check_nan(const IdentityArgs& args, int output, int64_t first_row, const NotFinite& in_x,
+                                const NotFinite& in_y) {
   const Tensor& out = *args.out(output);
-  const int64_t rows = std::ssize(in_x.any), n = std::ssize(in_y.any);
-  const bool clears = std::find(in_y.any.begin(), in_y.any.end(), 1) != in_y.any.end();
-  Tensor cleared = clears ? Tensor(out.name, out.dtype, {rows, n}) : Tensor();
+  const int64_t rows = std::ssize(in_x.not_finite), n = std::ssize(in_y.not_finite);
+  std::optional<Tensor> cleared;
+  if (std::find(in_y.not_finite.begin(), in_y.not_finite.end(), 1) != in_y.not_finite.end())
+    cleared.emplace(out.name, out.dtype, std::vector<int64_t>{rows, n});
   args.parallel_for(rows, [&](int64_t r) {
     static thread_local std::vector<double> got;
     got.resize(static_cast<size_t>(n));
@@ -177,12 +179,13 @@ Tensor check_nan(const IdentityArgs& args, int output, int64_t first_row, const 
     const auto row = static_cast<size_t>(r);
     int64_t wrong = 0;
     for (size_t j = 0; j < got.size(); ++j) {
-      const bool must_be = in_x.nan[row] != 0 || in_y.nan[j] != 0, may_be = in_x.any[row] != 0 || in_y.any[j] != 0;
+      const bool must_be = in_x.nan[row] != 0 || in_y.nan[j] != 0;
+      const bool may_be = in_x.not_finite[row] != 0 || in_y.not_finite[j] != 0;
       wrong += std::isnan(got[j]) ? !may_be : must_be;
-      if (in_y.any[j] != 0) got[j] = 0;
+      if (in_y.not_finite[j] != 0) got[j] = 0;
     }
     args.sink({"nan", output, first_row + r, static_cast<double>(wrong), 0, 0, 0});
-    if (clears) encode_row(cleared, r, got);
+    if (cleared) encode_row(*cleared, r, got);
   });
   return cleared;
 }
@@ -277,26 +280,26 @@ void check_product(const IdentityArgs& args, int output, int64_t first_row, int6
   const int64_t columns = y.columns;
   Tensor of_x = x.dequantised(args, rows), of_y = y.dequantised(args, n);
   const NotFinite in_x(of_x), in_y(of_y);
-  clear_rows(of_x, in_x.any), clear_rows(of_y, in_y.any);
+  clear_rows(of_x, in_x.not_finite), clear_rows(of_y, in_y.not_finite);
   std::vector<double> norms(static_cast<size_t>(columns));
   Rows row;
   row.resize(1, columns);
   for (int64_t j = 0; j < n; ++j) {
-    if (in_y.any[static_cast<size_t>(j)] != 0) continue;
+    if (in_y.not_finite[static_cast<size_t>(j)] != 0) continue;
     row.decode(y, j, 0, aligned);
     for (size_t k = 0; k < norms.size(); ++k) norms[k] += row.square[k];
   }
   for (double& norm : norms) norm = std::sqrt(norm);
   const double units = kDeviations * units_of_block(args.attrs);
   IdentityArgs part = args;
-  const Tensor cleared = check_nan(args, output, first_row, in_x, in_y);
+  const std::optional<Tensor> cleared = check_nan(args, output, first_row, in_x, in_y);
   std::vector<const Tensor*> outputs(args.outputs.begin(), args.outputs.end());
-  if (!cleared.name.empty()) outputs[static_cast<size_t>(output)] = &cleared;
-  const int64_t first_of_part = cleared.name.empty() ? first_row : 0;
+  if (cleared) outputs[static_cast<size_t>(output)] = &*cleared;
+  const int64_t first_of_part = cleared ? 0 : first_row;
   part.outputs = outputs;
   part.sink = [&](Residual residual) {
     const int64_t own_row = residual.row - first_of_part;
-    if (in_x.any[static_cast<size_t>(own_row)] != 0) return;
+    if (in_x.not_finite[static_cast<size_t>(own_row)] != 0) return;
     static thread_local Rows own;
     own.resize(1, columns);
     own.decode(x, own_row, 0, aligned);
