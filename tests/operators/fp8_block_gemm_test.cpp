@@ -195,6 +195,19 @@ TEST(Fp8BlockGemm, NoBlockLosesMoreThanItsBoundAndSomeMoreThanTheirSize) {
   EXPECT_LT(of(Kind::alike, Kind::alike), 0.1);
 }
 
+// An instruction counts a subnormal code as 2^-6; sums in fp32 do not.
+TEST(Fp8BlockGemm, MagnitudesAreOfProductsAsTheyAre) {
+  const Case c = case_of(1, 256, 1);
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  for (int64_t k = 0; k < 256; ++k) inputs[0].set(k, 0x1p-9), inputs[2].set(k, k % 2 == 0 ? 1 : -1);
+  for (const size_t scales : {1, 3})
+    for (int64_t i = 0; i < inputs[scales].count(); ++i) inputs[scales].set(i, 1);
+  const std::vector<GoldOutput> gold = collect_gold(c, inputs, 1);
+  EXPECT_EQ(gold[0].value[0], 0);
+  EXPECT_DOUBLE_EQ(gold[0].magnitude[0], 16 * 0x1p-9);
+  EXPECT_GT(kUnit * gold[0].rounding[0], 2 * 132 * 0x1p-13 * std::sqrt(128) * 0x1p-6);
+}
+
 // --- NaN ---------------------------------------------------------------------------------------------------------
 
 Case extreme_case() {
