@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "base/error.hpp"
 #include "identity.hpp"
@@ -21,20 +22,27 @@ constexpr double kUnit = 0x1p-24, kLeastNormal = 0x1p-6;  // of fp32, of e4m3
 /// Roundings of fp32 of a block: the product of two scales, that with the sum, and storing it.
 constexpr double kOfScales = 3;
 
-/// Rows as numbers, and the squares of the sizes that count.
+/// Rows as numbers, their squares, and the squares of the sizes as which they are aligned, if they are.
 struct Rows {
-  std::vector<double> value, square;
+  int64_t columns = 0;
+  std::vector<double> value, square, aligned;
 
-  void decode(const ScaledCodes& from, int64_t row, int64_t to, bool aligns) {
-    double* const numbers = value.data() + to * from.columns;
-    double* const squares = square.data() + to * from.columns;
+  void resize(int64_t rows, int64_t of_columns, bool aligns) {
+    columns = of_columns;
+    value.resize(static_cast<size_t>(rows * columns)), square.resize(value.size());
+    aligned.resize(aligns ? value.size() : 0);
+  }
+  void decode(const ScaledCodes& from, int64_t row, int64_t to) {
+    double* const numbers = value.data() + to * columns;
+    double* const squares = square.data() + to * columns;
     from.decode(row, numbers, squares);
-    for (int64_t k = 0; k < from.columns; ++k) {
-      const double size = aligns ? squares[k] : numbers[k];
-      squares[k] = size * size;
+    for (int64_t k = 0; k < columns; ++k) {
+      if (!aligned.empty()) aligned[static_cast<size_t>(to * columns + k)] = squares[k] * squares[k];
+      squares[k] = numbers[k] * numbers[k];
     }
   }
-  void resize(int64_t rows, int64_t columns) { value.resize(static_cast<size_t>(rows * columns)), square = value; }
+  /// The squares that say what sums lose.
+  const std::vector<double>& added() const { return aligned.empty() ? square : aligned; }
 };
 
 /// The unit of a sum of tensor cores: what is cut from an addend, or from the sum, is less than that times the largest
@@ -60,19 +68,24 @@ class BlockSums {
         terms_(static_cast<int64_t>(attrs[kAccTerms])),
         aligns_(fp8_product::aligns(attrs)) {}
 
-  /// Multiplies columns [k, k + columns) of x and y, whose rows have `length` columns.
-  void multiply(int64_t m, int64_t n, const double* x, const double* x_square, const double* y, const double* y_square,
-                int64_t columns, int64_t length) {
+  /// Multiplies columns [first, first + columns) of m rows of x and n of y.
+  void multiply(int64_t m, int64_t n, const Rows& x, const Rows& y, int64_t first, int64_t columns) {
     sum.resize(static_cast<size_t>(m * n)), squares.resize(sum.size()), root_.resize(sum.size());
-    dense_product(false, true, m, n, columns, x_square, length, y_square, length, 0.0, squares.data(), n);
-    std::transform(squares.begin(), squares.end(), root_.begin(), [](double x) { return std::sqrt(x); });
+    const auto add = [&](const std::vector<double>& of_x, const std::vector<double>& of_y, int64_t k, int64_t terms,
+                         double alpha, std::vector<double>& to) {
+      dense_product(false, true, m, n, terms, of_x.data() + first + k, x.columns, of_y.data() + first + k, y.columns,
+                    alpha, to.data(), n);
+    };
+    add(x.square, y.square, 0, columns, 0.0, squares);
+    root_ = squares;
+    if (aligns_) add(x.aligned, y.aligned, 0, columns, 0.0, root_);
+    for (double& root : root_) root = std::sqrt(root);
     const int64_t step = aligns_ ? terms_ : columns;
     lost_.assign(sum.size(), 0.0);
     for (int64_t k = 0; k < columns; k += step) {
       // `sum` is still that of the instructions before.
       if (aligns_) add_lost_addends(k == 0);
-      dense_product(false, true, m, n, std::min(step, columns - k), x + k, length, y + k, length, k == 0 ? 0.0 : 1.0,
-                    sum.data(), n);
+      add(x.value, y.value, k, std::min(step, columns - k), k == 0 ? 0.0 : 1.0, sum);
       for (size_t i = 0; i < sum.size() && aligns_; ++i) lost_[i] += unit_ * (std::abs(sum[i]) + lost_[i]);
     }
   }
@@ -83,7 +96,7 @@ class BlockSums {
     return std::max(any_order, lost_[i] / kUnit + kOfScales * (size + lost_[i]));
   }
 
-  std::vector<double> sum, squares;
+  std::vector<double> sum, squares;  ///< of the products, as they are
 
  private:
   void add_lost_addends(bool is_first) {
@@ -142,14 +155,14 @@ void plant_nan(Tensor& codes, Tensor& scales, bool of_rows) {
 
 /// What the rows of an operand have that is not finite.
 struct NotFinite {
-  std::vector<char> any, nan;  ///< 1: some number, some NaN
+  std::vector<char> not_finite, nan;  ///< 1: some number is not finite, some is NaN
 
   explicit NotFinite(const Tensor& rows) {
     const auto columns = static_cast<size_t>(rows.shape.back());
     const auto* const values = reinterpret_cast<const double*>(rows.bytes.data());
     for (int64_t r = 0; r < rows.shape.front(); ++r) {
       const std::span row(values + static_cast<size_t>(r) * columns, columns);
-      any.push_back(std::all_of(row.begin(), row.end(), [](double x) { return std::isfinite(x); }) ? 0 : 1);
+      not_finite.push_back(std::all_of(row.begin(), row.end(), [](double x) { return std::isfinite(x); }) ? 0 : 1);
       nan.push_back(std::any_of(row.begin(), row.end(), [](double x) { return std::isnan(x); }) ? 1 : 0);
     }
   }
@@ -163,13 +176,14 @@ void clear_rows(Tensor& rows, const std::vector<char>& cleared) {
 }
 
 /// Emits the residuals "nan" of rows of output `output`, from `first_row` on, which are products of the rows of x with
-/// those of y. If y has rows that are not finite, returns the rows of the output with 0 in their columns, else none.
-Tensor check_nan(const IdentityArgs& args, int output, int64_t first_row, const NotFinite& in_x,
-                 const NotFinite& in_y) {
+/// those of y. If y has rows that are not finite, returns the rows of the output with 0 in their columns.
+std::optional<Tensor> check_nan(const IdentityArgs& args, int output, int64_t first_row, const NotFinite& in_x,
+                                const NotFinite& in_y) {
   const Tensor& out = *args.out(output);
-  const int64_t rows = std::ssize(in_x.any), n = std::ssize(in_y.any);
-  const bool clears = std::find(in_y.any.begin(), in_y.any.end(), 1) != in_y.any.end();
-  Tensor cleared = clears ? Tensor(out.name, out.dtype, {rows, n}) : Tensor();
+  const int64_t rows = std::ssize(in_x.not_finite), n = std::ssize(in_y.not_finite);
+  std::optional<Tensor> cleared;
+  if (std::find(in_y.not_finite.begin(), in_y.not_finite.end(), 1) != in_y.not_finite.end())
+    cleared.emplace(out.name, out.dtype, std::vector<int64_t>{rows, n});
   args.parallel_for(rows, [&](int64_t r) {
     static thread_local std::vector<double> got;
     got.resize(static_cast<size_t>(n));
@@ -177,12 +191,13 @@ Tensor check_nan(const IdentityArgs& args, int output, int64_t first_row, const 
     const auto row = static_cast<size_t>(r);
     int64_t wrong = 0;
     for (size_t j = 0; j < got.size(); ++j) {
-      const bool must_be = in_x.nan[row] != 0 || in_y.nan[j] != 0, may_be = in_x.any[row] != 0 || in_y.any[j] != 0;
+      const bool must_be = in_x.nan[row] != 0 || in_y.nan[j] != 0;
+      const bool may_be = in_x.not_finite[row] != 0 || in_y.not_finite[j] != 0;
       wrong += std::isnan(got[j]) ? !may_be : must_be;
-      if (in_y.any[j] != 0) got[j] = 0;
+      if (in_y.not_finite[j] != 0) got[j] = 0;
     }
     args.sink({"nan", output, first_row + r, static_cast<double>(wrong), 0, 0, 0});
-    if (clears) encode_row(cleared, r, got);
+    if (cleared) encode_row(*cleared, r, got);
   });
   return cleared;
 }
@@ -234,19 +249,17 @@ void emit_product(const GoldArgs& args, int output, int64_t first_row, std::span
   std::vector<double> value, magnitude, rounding;
   for (int64_t first = 0; first < std::ssize(rows); first += kTileRows) {
     const int64_t m = std::min(kTileRows, std::ssize(rows) - first);
-    of_x.resize(m, k_dim);
-    for (int64_t r = 0; r < m; ++r) of_x.decode(x, rows[static_cast<size_t>(first + r)], r, aligned);
+    of_x.resize(m, k_dim, aligned);
+    for (int64_t r = 0; r < m; ++r) of_x.decode(x, rows[static_cast<size_t>(first + r)], r);
     for (auto* array : {&value, &magnitude, &rounding}) array->assign(static_cast<size_t>(m * n_dim), 0.0);
     args.parallel_for((n_dim + kTileColumns - 1) / kTileColumns, [&](int64_t task) {
       static thread_local Rows of_y;
       const int64_t column = task * kTileColumns, n = std::min(kTileColumns, n_dim - column);
-      of_y.resize(n, k_dim);
-      for (int64_t j = 0; j < n; ++j) of_y.decode(y, column + j, j, aligned);
+      of_y.resize(n, k_dim, aligned);
+      for (int64_t j = 0; j < n; ++j) of_y.decode(y, column + j, j);
       BlockSums block(args.attrs);
       for (int64_t k = 0; k < k_dim; k += kBlock) {
-        const auto at = static_cast<size_t>(k);
-        block.multiply(m, n, &of_x.value[at], &of_x.square[at], &of_y.value[at], &of_y.square[at],
-                       std::min(kBlock, k_dim - k), k_dim);
+        block.multiply(m, n, of_x, of_y, k, std::min(kBlock, k_dim - k));
         for (int64_t i = 0; i < m * n; ++i) {
           const auto from = static_cast<size_t>(i), to = static_cast<size_t>(i / n * n_dim + column + i % n);
           value[to] += block.sum[from], magnitude[to] += block.squares[from], rounding[to] += block.rounding(from);
@@ -277,31 +290,31 @@ void check_product(const IdentityArgs& args, int output, int64_t first_row, int6
   const int64_t columns = y.columns;
   Tensor of_x = x.dequantised(args, rows), of_y = y.dequantised(args, n);
   const NotFinite in_x(of_x), in_y(of_y);
-  clear_rows(of_x, in_x.any), clear_rows(of_y, in_y.any);
+  clear_rows(of_x, in_x.not_finite), clear_rows(of_y, in_y.not_finite);
   std::vector<double> norms(static_cast<size_t>(columns));
   Rows row;
-  row.resize(1, columns);
+  row.resize(1, columns, aligned);
   for (int64_t j = 0; j < n; ++j) {
-    if (in_y.any[static_cast<size_t>(j)] != 0) continue;
-    row.decode(y, j, 0, aligned);
-    for (size_t k = 0; k < norms.size(); ++k) norms[k] += row.square[k];
+    if (in_y.not_finite[static_cast<size_t>(j)] != 0) continue;
+    row.decode(y, j, 0);
+    for (size_t k = 0; k < norms.size(); ++k) norms[k] += row.added()[k];
   }
   for (double& norm : norms) norm = std::sqrt(norm);
   const double units = kDeviations * units_of_block(args.attrs);
   IdentityArgs part = args;
-  const Tensor cleared = check_nan(args, output, first_row, in_x, in_y);
+  const std::optional<Tensor> cleared = check_nan(args, output, first_row, in_x, in_y);
   std::vector<const Tensor*> outputs(args.outputs.begin(), args.outputs.end());
-  if (!cleared.name.empty()) outputs[static_cast<size_t>(output)] = &cleared;
-  const int64_t first_of_part = cleared.name.empty() ? first_row : 0;
+  if (cleared) outputs[static_cast<size_t>(output)] = &*cleared;
+  const int64_t first_of_part = cleared ? 0 : first_row;
   part.outputs = outputs;
   part.sink = [&](Residual residual) {
     const int64_t own_row = residual.row - first_of_part;
-    if (in_x.any[static_cast<size_t>(own_row)] != 0) return;
+    if (in_x.not_finite[static_cast<size_t>(own_row)] != 0) return;
     static thread_local Rows own;
-    own.resize(1, columns);
-    own.decode(x, own_row, 0, aligned);
+    own.resize(1, columns, aligned);
+    own.decode(x, own_row, 0);
     double size = 0;
-    for (size_t k = 0; k < norms.size(); ++k) size += std::sqrt(own.square[k]) * norms[k];
+    for (size_t k = 0; k < norms.size(); ++k) size += std::sqrt(own.added()[k]) * norms[k];
     residual.row = first_row + own_row;
     residual.rounding += units * size;
     args.sink(residual);

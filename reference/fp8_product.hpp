@@ -54,7 +54,8 @@ struct ScaledCodes {
 /// eps of it. All that is lost up to instruction g is at most
 ///   L_g = l + eps (|s_g| + l),  l = L_(g-1) + T eps max(P, |s_(g-1)| + L_(g-1)),  L_0 = 0
 /// That of the last one is a bound if instructions take the products in order. The gold has no partial sums of other
-/// orders. If signs are random, or all the same, these are not above |sum| + P of the block, so it grants every order
+/// orders. If signs are random, or all the same, these are of the size |sum| + P, and most addends lose far less
+/// than the most they can, so it grants every order
 ///   ((T + 1) (128/T) eps + 3 u) (|sum| + P),  u = 2^-24
 /// where 3 u are for the product of two scales, that with the sum, and storing it. The rounding of a block is this or
 /// L + 3 u (|sum| + L), whichever is more; the second one is where large products cancel across instructions, and small
@@ -75,8 +76,17 @@ void model_product(const ModelArgs& args, int output, int64_t first_row, int64_t
 /// Freivalds' check of rows of output `output`, from `first_row` on: `rows` rows of x times the first n rows of y. What
 /// tensor cores lose adds to an element at most units times sum_k |x_k y_jk|, of aligned numbers, since no partial sum
 /// is larger; the root of the squares of that over j is at most sum_k |x_k| sqrt(sum_j y_jk^2).
+/// With 7 standard deviations the limit is 7 * 132 * 2^-13 = 0.113 of that with the default attributes, for every
+/// addend may lose what it can, to one side. It grows as K, the number of terms; a row of both signs grows as the root
+/// of K. If its numbers are normal, a row of zeros in its place errs by the limit at a K of about 120, and by a sixth
+/// of it at K = 4096, where an error of one element shows from about 7 sqrt(n) times the row's root mean square on. So
+/// from K = 120 on, the check sees only gross errors in such rows. Rows of one sign grow as K if rows of y have one
+/// sign too: draw() makes every second row so, and the check sees zeros in place of most of them at any K, so that it
+/// finds a tile that was not written. A tighter limit needs the size of the partial sums of each row, from y_b^T y_b
+/// for every block b: 128 n K operations more. By estimate it would pass a row of zeros from a K of about 1500 on.
 /// Rows of x and of y that hold numbers which are not finite say nothing, and are left out of it. Emits a residual
-/// "nan" per row: how many elements are NaN but have no such factor, or have a NaN among their factors but are none.
+/// "nan" per row: how many elements are NaN but have no factor that is not finite, or have a NaN among their factors
+/// but are not NaN.
 void check_product(const IdentityArgs& args, int output, int64_t first_row, int64_t rows, const ScaledCodes& x,
                    const ScaledCodes& y, int64_t n);
 

@@ -26,7 +26,8 @@ void model_forward(const ModelArgs& args);
 void identities(const IdentityArgs& args);
 Work work(const GoldArgs& args);
 
-/// In mode extreme, all codes of b of experts without rows are NaN; `given` names the offsets or counts.
+/// In mode extreme, if left-out data are `nonfinite`, all codes of b of experts without rows are NaN. `given` names the
+/// offsets or counts.
 void plant_unused_experts(const FillArgs& args, std::string_view given);
 
 }  // namespace checkop::grouped_fp8_product

@@ -54,7 +54,9 @@ void forward(const EmulationArgs& args) {
     Matrix own_scale_x = columns_of(scale_x, block, block + blocks);
     for (int64_t r = 0; f.has(kScaleOf128Rows.name) && r < k_dim; ++r)
       std::copy_n(own_scale_x.row(r / kBlock * kBlock), blocks, own_scale_x.row(r));
-    const Matrix next_g = columns_of(g, next.first, next.end), next_x = columns_of(x, next.first, next.end);
+    Matrix next_g, next_x;
+    if (f.has(kNextExpertTimes0.name))
+      next_g = columns_of(g, next.first, next.end), next_x = columns_of(x, next.first, next.end);
     const Element element(args, own_g, own_scale_g, own_x, own_scale_x, /*rows_of_scale=*/1);
     args.parallel_for(n_dim, [&](int64_t row) {
       for (int64_t column = 0; column < k_dim; ++column) {

@@ -43,7 +43,7 @@ inline constexpr FaultSpec kNanCodesAs480{
 inline constexpr FaultSpec kNanCodesAs448{
     "nan_codes_as_448", "codes of NaN are read as the largest number", "nonfinite", "", "", "", "extreme"};
 inline constexpr FaultSpec kNanScalesAs0{
-    "nan_scales_as_0", "a scale of NaN counts as 0, the larger one of both", "nonfinite", "", "", "", "extreme"};
+    "nan_scales_as_0", "a scale of NaN counts as 0, as fmaxf(scale, 0) gives", "nonfinite", "", "", "", "extreme"};
 inline constexpr FaultSpec kNextColumn{"next_column", "the columns of d are those of the next row of b"};
 
 /// What an FP8 tensor core adds at once: n products times `scale`, to `total`. Every addend is truncated to 2^-13 of

@@ -36,7 +36,7 @@ inline void store_fp8_rows(const EmulationArgs& args, const std::vector<Group>& 
     const Matrix own_scale_a = rows_of(scale_a, first_scale, first_scale + end - first);
     const Matrix own_scale_b = rows_of(scale_b, of_scale * of_scales, (of_scale + 1) * of_scales);
     const int64_t next = (expert + 1) % args.in(2).shape[0];
-    const Matrix next_b = rows_of(b, next * n_dim, (next + 1) * n_dim);
+    const Matrix next_b = f.has(kNextExpertTimes0.name) ? rows_of(b, next * n_dim, (next + 1) * n_dim) : Matrix();
     const Element element(args, own_a, own_scale_a, own_b, own_scale_b),
         of_next(args, own_a, own_scale_a, next_b, own_scale_b);
     args.parallel_for(end - first, [&](int64_t row) {

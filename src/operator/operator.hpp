@@ -74,7 +74,8 @@ struct OutputSpec {
   /// Of a sampled output whose rows are cheap together only: leading dimensions, "batch kv_heads". Where a case has
   /// more than two entries of them, all rows of two entries are chosen.
   std::string_view sampled_whole = "";
-  bool locates_nan = false;  ///< NaN of inputs reach it, and the pass's identities check in which elements of all rows
+  /// NaN of inputs reaches the output; identities check, in all rows, which elements are NaN.
+  bool locates_nan = false;
 };
 
 struct AttrSpec {

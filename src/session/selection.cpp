@@ -70,9 +70,10 @@ std::vector<Case> cases_of_flags(const CaseChoice& options) {
   }
   if (options.input_mode == "extreme" &&
       std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return takes_extremes(*op); })) {
-    throw InputError("--input-mode",
-                     "extreme is for operators with a softmax and products of codes, and no selected operator is one",
-                     "use random");
+    throw InputError(
+        "--input-mode",
+        "extreme is for operators with a softmax or products of codes, and no selected operator has either",
+        "use random");
   }
   if (options.input_mode == "captured" &&
       std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return is_captured(*op); })) {

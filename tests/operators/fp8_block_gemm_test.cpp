@@ -4,12 +4,14 @@
 
 #include <array>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <random>
 #include <set>
 #include <string>
 #include <utility>
 
+#include "base/random.hpp"
 #include "support/gold_helper.hpp"
 #include "support/judge_helper.hpp"
 #include "tensor_core.hpp"
@@ -81,8 +83,7 @@ TEST(Fp8BlockGemm, TheBoundIsNotFarFromWhatSmallProductsBesideALargeOneLose) {
   EXPECT_GT(of_bound(right), 0.4);
 }
 
-// --- the bound of a block, against the model of tensor cores
-// ----------------------------------------------------------
+// --- the bound of a block, against the model of tensor cores -----------------------------------------------------
 
 constexpr int64_t kCodes = 128;
 constexpr double kUnit = 0x1p-24;
@@ -194,8 +195,20 @@ TEST(Fp8BlockGemm, NoBlockLosesMoreThanItsBoundAndSomeMoreThanTheirSize) {
   EXPECT_LT(of(Kind::alike, Kind::alike), 0.1);
 }
 
-// --- NaN
-// --------------------------------------------------------------------------------------------------------------
+// An instruction counts a subnormal code as 2^-6; sums in fp32 do not.
+TEST(Fp8BlockGemm, MagnitudesAreOfProductsAsTheyAre) {
+  const Case c = case_of(1, 256, 1);
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  for (int64_t k = 0; k < 256; ++k) inputs[0].set(k, 0x1p-9), inputs[2].set(k, k % 2 == 0 ? 1 : -1);
+  for (const size_t scales : {1, 3})
+    for (int64_t i = 0; i < inputs[scales].count(); ++i) inputs[scales].set(i, 1);
+  const std::vector<GoldOutput> gold = collect_gold(c, inputs, 1);
+  EXPECT_EQ(gold[0].value[0], 0);
+  EXPECT_DOUBLE_EQ(gold[0].magnitude[0], 16 * 0x1p-9);
+  EXPECT_GT(kUnit * gold[0].rounding[0], 2 * 132 * 0x1p-13 * std::sqrt(128) * 0x1p-6);
+}
+
+// --- NaN ---------------------------------------------------------------------------------------------------------
 
 Case extreme_case() {
   Case c = case_of(24, 272, 140);
@@ -250,21 +263,31 @@ TEST(Fp8BlockGemm, ANumberInPlaceOfNanFails) {
   }
 }
 
-/// The largest residuals of rows by identity, over their bounds as multiples of fp32's unit; infinite if that is 0.
-std::map<std::string, double> residuals_of(const Case& c, const std::vector<Tensor>& inputs, const Tensor& d) {
+void each_residual(const Case& c, const std::vector<Tensor>& inputs, const Tensor& d,
+                   const std::function<void(const Residual&)>& sink) {
   std::vector<const Tensor*> in;
   for (const Tensor& tensor : inputs) in.push_back(&tensor);
   const Tensor* const out = &d;
+  c.pass->identities({in,
+                      {&out, 1},
+                      c.attrs,
+                      1,
+                      [](std::string_view stream, uint64_t j) {
+                        return Stream::derive(123, "fp8_block_gemm", stream).below(j, 2) == 0 ? -1.0 : 1.0;
+                      },
+                      sink});
+}
+
+double bound_of(const Residual& r) { return kUnit * (8 * r.magnitude + r.rounding + r.stored); }
+
+/// The largest residuals of rows by identity, over their bounds as multiples of fp32's unit; infinite if that is 0.
+std::map<std::string, double> residuals_of(const Case& c, const std::vector<Tensor>& inputs, const Tensor& d) {
   std::map<std::string, double> largest;
-  IdentityArgs args{in, {&out, 1}, c.attrs, 1, [](std::string_view, uint64_t j) { return j % 3 == 0 ? -1.0 : 1.0; },
-                    {}};
-  args.sink = [&](const Residual& r) {
+  each_residual(c, inputs, d, [&](const Residual& r) {
     double& worst = largest[std::string(r.identity)];
-    const double bound = kUnit * (8 * r.magnitude + r.rounding + r.stored);
-    const double ratio = r.value == 0 ? 0 : std::abs(r.value) / bound;
+    const double ratio = r.value == 0 ? 0 : std::abs(r.value) / bound_of(r);
     if (!(ratio <= worst)) worst = ratio;
-  };
-  c.pass->identities(args);
+  });
   return largest;
 }
 
@@ -286,6 +309,40 @@ TEST(Fp8BlockGemm, IdentitiesTellWhereNanBelongs) {
   EXPECT_GT(residuals_of(c, inputs, d).at("freivalds"), 1);
   d.set(number, right), d.set(nan, 1);
   EXPECT_EQ(residuals_of(c, inputs, d).at("nan"), INFINITY);
+}
+
+/// Residuals of Freivalds' check over their bounds, by row.
+std::vector<double> freivalds_of(const Case& c, const std::vector<Tensor>& inputs, const Tensor& d) {
+  std::vector<double> ratios;
+  each_residual(c, inputs, d, [&](const Residual& r) {
+    if (r.identity == "freivalds") ratios.push_back(std::abs(r.value) / bound_of(r));
+  });
+  return ratios;
+}
+
+// Its limit grows as k_dim, numbers of a row of both signs as the root of it. Every second row of draw() has no number
+// below 0, nor has every second row of b, so that the numbers of these grow as k_dim too.
+TEST(Fp8BlockGemm, FreivaldsCheckSeesOnlyGrossErrorsInLongRowsOfBothSigns) {
+  const int64_t rows = 64, k_dim = 4096, n_dim = 256;
+  const Case c = case_of(rows, k_dim, n_dim);
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  std::vector<Tensor> outputs = of_tensor_cores(c, inputs);
+  Tensor& d = outputs[0];
+  for (const double ratio : freivalds_of(c, inputs, d)) EXPECT_LT(ratio, 0.05);
+  double squares = 0;
+  for (int64_t n = 0; n < n_dim; ++n) squares += d.at(n) * d.at(n);
+  // The least error of one element that it sees in row 0, in multiples of that row's root mean square.
+  const double root_mean = std::sqrt(squares / n_dim), right = d.at(7);
+  d.set(7, right + 105 * root_mean);
+  EXPECT_LT(freivalds_of(c, inputs, d)[0], 1) << "it sees more than reference/fp8_product.hpp says";
+  d.set(7, right + 125 * root_mean);
+  EXPECT_GT(freivalds_of(c, inputs, d)[0], 1);
+  for (int64_t i = 0; i < d.count(); ++i) d.set(i, 0);
+  const std::vector<double> of_zeros = freivalds_of(c, inputs, d);
+  std::array<int64_t, 8> seen{};
+  for (size_t row = 0; row < of_zeros.size(); ++row) seen[row % 8] += of_zeros[row] > 1 ? 1 : 0;
+  EXPECT_EQ(seen[0] + seen[2] + seen[6], 0) << "it sees more than reference/fp8_product.hpp says";
+  EXPECT_GE(seen[1] + seen[5] + seen[7], 20);
 }
 
 TEST(Fp8BlockGemm, SumsThatStayInTensorCoresFail) {

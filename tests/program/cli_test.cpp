@@ -127,7 +127,7 @@ TEST(Cli, BadInputExitsTwoWithOneSentence) {
       {kTiny + "--ignored-every -2", "--ignored-every: expected an integer >= 0, got -2"},
       {kTiny + "--ignore-index 0.5", "--ignore-index: expected an integer, got 0.5"},
       {"--op silu --device cpu --input-mode extreme",
-       "--input-mode: extreme is for operators with a softmax and products of codes"},
+       "--input-mode: extreme is for operators with a softmax or products of codes"},
       {"--op rope --device cpu --head-dim 5", "--head-dim: head_dim must be even, got 5"},
       {"--op attention --device cpu --q-heads 3 --kv-heads 2",
        "--q-heads: 3 query heads are not a multiple of 2 key heads"},
