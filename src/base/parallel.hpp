@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parallel loops. Threads live for one call only, so that a fork between calls is safe.
+// Parallel loops. Between calls their threads wait and hold nothing, so that a fork is safe there; the child gets threads
+// of its own.
 #pragma once
 
 #include <cstdint>
