@@ -62,7 +62,8 @@ class Isolation {
   bool before_;
 };
 
-class LocalWorker;  // in worker.cpp
+class LocalWorker;    // in worker.cpp
+struct TensorMemory;  // in wire.hpp
 
 /// A child process that loads plugins and runs cases. Killed when destroyed.
 class Worker {
@@ -99,8 +100,8 @@ class Worker {
   struct Failure;
   void start();
   std::optional<Failure> guarded(const std::function<void()>& body);
-  void send(nlohmann::json request, const std::vector<int>& descriptors, std::chrono::seconds limit);
-  nlohmann::json receive();
+  void send(nlohmann::json request, const TensorMemory& memory, std::chrono::seconds limit);
+  nlohmann::json receive(std::string& bytes);
   std::string words_of_external() const;        ///< "" when there is none
   uint64_t allowed_bytes(const Case& c) const;  ///< that a candidate may use now; 0: no limit
   size_t index_of(const std::string& candidate, const Case& c) const;
