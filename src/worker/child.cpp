@@ -134,10 +134,13 @@ void serve(Device& device, const std::vector<Candidate>& candidates, RankLink* r
   while (receive_message(kChildSocket, message, never, kAlwaysAlive) == Received::message) {
     const json request = json::parse(message.body);
     if (const auto allowed = request.at("allowed_bytes").get<uint64_t>(); allowed > 0) {
-      const uint64_t has = in_all ? at_start : used();
-      if (hosts != nullptr) hosts->limit_memory(allowed, in_all);
-      if (external != nullptr) external->limit_memory(has, allowed);
-      if (hosts == nullptr && external == nullptr) limit_own_memory(has, allowed);
+      if (hosts != nullptr) {
+        hosts->limit_memory(allowed, in_all);
+      } else {
+        const uint64_t has = in_all ? at_start : used();
+        if (external != nullptr) external->limit_memory(has, allowed);
+        if (external == nullptr) limit_own_memory(has, allowed);
+      }
     }
     ArrivedMemory memory(std::move(message));
     std::string bytes;
