@@ -260,17 +260,35 @@ DeviceInfo decode_device(const json& json) {
   return info;
 }
 
+void share_most(std::vector<Tensor>& outputs) {
+  size_t beside = 0;
+  for (Tensor& output : outputs) {
+    if (output.bytes.fd() >= 0) continue;
+    if (beside + output.bytes.size() > kMostBytesBeside) {
+      output.bytes.share();
+    } else {
+      beside += output.bytes.size();
+    }
+  }
+}
+
 json encode(const std::vector<Tensor>& tensors, Role role, TensorMemory& memory) {
   json list = json::array();
   for (const Tensor& tensor : tensors) {
     list.push_back({{"name", tensor.name}, {"dtype", static_cast<int>(tensor.dtype)}, {"shape", tensor.shape}});
     if (tensor.bytes.size() == 0) continue;  // no rows: no memory
-    const bool is_shared = tensor.bytes.fd() >= 0;
+    const Bytes* bytes = &tensor.bytes;
+    if (role == Role::input && bytes->fd() < 0 && memory.bytes.size() + bytes->size() > kMostBytesBeside) {
+      bytes = &memory.copies.emplace_back(bytes->size());
+      std::memcpy(memory.copies.back().data(), tensor.bytes.data(), tensor.bytes.size());
+      bytes->forbid_writes_by_others();
+    }
+    const bool is_shared = bytes->fd() >= 0;
     list.back()["shared"] = is_shared;
     if (is_shared) {
-      memory.descriptors.push_back(tensor.bytes.fd());
+      memory.descriptors.push_back(bytes->fd());
     } else if (role == Role::input) {
-      memory.bytes.append(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
+      memory.bytes.append(reinterpret_cast<const char*>(bytes->data()), bytes->size());
     }
   }
   return list;

@@ -13,6 +13,7 @@
 #include "device/device.hpp"
 #include "run/bench.hpp"
 #include "run/run_result.hpp"
+#include "tensor/tensor.hpp"
 
 namespace checkop {
 
@@ -37,10 +38,15 @@ BenchResult decode_bench(const nlohmann::json& json);
 nlohmann::json encode(const DeviceInfo& info);
 DeviceInfo decode_device(const nlohmann::json& json);
 
+/// Most bytes of tensors beside a request or an answer, so that each fits into a socket's buffer of some 200 KiB: a
+/// sender never waits for the reader, and all of an answer that is read late has arrived.
+inline constexpr size_t kMostBytesBeside = size_t{96} << 10;
+
 /// What goes beside the JSON of tensors.
 struct TensorMemory {
   std::vector<int> descriptors = {};  ///< of shared memory
-  std::string bytes = {};             ///< of inputs in memory of one process
+  std::string bytes = {};             ///< of inputs in memory of one process; at most kMostBytesBeside
+  std::vector<Bytes> copies = {};     ///< of the other such inputs, in shared memory
 };
 /// The same as it arrives, and how far it is used.
 struct ArrivedMemory {
@@ -50,6 +56,9 @@ struct ArrivedMemory {
 };
 
 enum class Role : uint8_t { input, output };
+
+/// Shares all of `outputs` but the first whose own bytes fit beside an answer; see Bytes::share().
+void share_most(std::vector<Tensor>& outputs);
 
 /// Names, types and shapes; appends the memory of present tensors to `memory`. Outputs in memory of one process arrive
 /// as zeros, and come back by own_bytes().

@@ -388,6 +388,7 @@ void Worker::begin(const std::string& candidate, const Case& c, const std::vecto
   if (local_) return;
   for (const Tensor& input : inputs) input.bytes.forbid_writes_by_others();
   pending_->failure = guarded([&] {
+    share_most(outputs);
     TensorMemory memory;
     json request{{"candidate", pending_->candidate},
                  {"case", encode(c)},

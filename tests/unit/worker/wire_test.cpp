@@ -425,6 +425,34 @@ TEST(Wire, OwnOutputsArriveAsZerosAndComeBackAsBytes) {
   EXPECT_EQ(own_bytes(two_shared_tensors()), "");
 }
 
+std::vector<Tensor> four_own_tensors() {
+  std::vector<Tensor> tensors;
+  for (const char* name : {"a", "b", "c", "d"}) {
+    tensors.emplace_back(name, DType::i32, Shape{10'000}).set(9'999, name[0]);
+    EXPECT_EQ(tensors.back().bytes.fd(), -1);
+  }
+  return tensors;
+}
+
+TEST(Wire, InputsGoBesideTheMessageOnlyAsFarAsTheyFit) {
+  const std::vector<Tensor> tensors = four_own_tensors();
+  TensorMemory memory;
+  encode(tensors, Role::input, memory);
+  EXPECT_EQ(memory.bytes.size(), 80'000u);
+  EXPECT_EQ(memory.descriptors.size(), 2u);
+  const auto back = arrived(tensors, Role::input);
+  ASSERT_EQ(back.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(back[i].at(9'999), tensors[i].at(9'999));
+}
+
+TEST(Wire, OutputsComeBackBesideTheMessageOnlyAsFarAsTheyFit) {
+  std::vector<Tensor> tensors = four_own_tensors();
+  share_most(tensors);
+  EXPECT_EQ(own_bytes(tensors).size(), 80'000u);
+  EXPECT_GE(tensors[3].bytes.fd(), 0);
+  EXPECT_EQ(tensors[3].at(9'999), 'd');
+}
+
 TEST(WireDeathTest, SharedInputsCanNotBeWritten) {
   auto back = arrived(two_shared_tensors(), Role::input);
   EXPECT_DEATH(back[1].set(0, 1), "");

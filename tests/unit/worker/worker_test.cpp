@@ -112,6 +112,21 @@ TEST(Worker, AnswerIsTakenWhenItIsLookedForAfterTheLimit) {
   EXPECT_EQ(to_string(result.status), "ok") << result.message;
 }
 
+// Of outputs that do not fit into the socket's buffer, the worker could not send the whole answer before it is read.
+TEST(Worker, LargeAnswerIsTakenWhenItIsLookedForAfterTheLimit) {
+  Worker worker = make_worker("honest");
+  const Case c = matmul_case(1, 1 << 15);
+  const auto inputs = counting_inputs(c);
+  auto outputs = make_outputs(c);
+  outputs[0].bytes = Bytes::of_own(outputs[0].bytes.size());
+  ASSERT_GT(outputs[0].bytes.size(), size_t{256} << 10);
+  worker.begin("honest", c, inputs, outputs, {}, 3s);
+  std::this_thread::sleep_for(3500ms);
+  const RunResult result = worker.finish();
+  EXPECT_EQ(to_string(result.status), "ok") << result.message;
+  EXPECT_EQ(outputs[0].at(7), product(inputs, 1, 3));
+}
+
 TEST(Worker, PassesAbsentTensorsOn) {
   Worker worker = make_worker("honest");
   for (const bool bias : {false, true}) {
