@@ -14,4 +14,14 @@ void keep_freed_memory() {
 #endif
 }
 
+void return_freed_memory() {
+#ifdef __GLIBC__
+  constexpr int kDefault = 128 << 10;  // of each of the three
+  mallopt(M_MMAP_THRESHOLD, kDefault);
+  mallopt(M_TRIM_THRESHOLD, kDefault);
+  mallopt(M_TOP_PAD, kDefault);
+  malloc_trim(0);
+#endif
+}
+
 }  // namespace checkop

@@ -19,7 +19,6 @@
 
 #include "base/elf_libraries.hpp"
 #include "base/error.hpp"
-#include "base/heap.hpp"
 #include "base/sandbox.hpp"
 #include "device/guest.hpp"
 #include "device/plugin_table.hpp"
@@ -322,7 +321,6 @@ std::optional<Packer> answer_to(const std::string& message, Lane& lane, std::vec
       }
       return answer(Answer::bytes, uint64_t{0});
     case Request::load:
-      if (gate == nullptr) keep_freed_memory();  // a time is one with the usual malloc()
       try {
         for (const std::string& path : paths) plugins.push_back(open_plugin(path));
       } catch (const InputError& e) {

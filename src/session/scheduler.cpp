@@ -10,7 +10,6 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
-#include "base/heap.hpp"
 #include "case/inputs.hpp"
 #include "case/rank_parts.hpp"
 #include "run/invariance/contexts.hpp"
@@ -54,7 +53,6 @@ bool may_fail_by_left_out(const CaseRecord& record, const std::vector<Tensor>& o
 Scheduler::Scheduler(const SchedulerInputs& run, SchedulerCalls calls) : run_(run), calls_(std::move(calls)) {}
 
 void Scheduler::run() {
-  keep_freed_memory();
   try {
     run_checks();
   } catch (...) {

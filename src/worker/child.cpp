@@ -21,6 +21,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/external_process.hpp"
+#include "base/heap.hpp"
 #include "base/host_memory.hpp"
 #include "base/paths.hpp"
 #include "base/sandbox.hpp"
@@ -138,8 +139,11 @@ void serve(Device& device, const std::vector<Candidate>& candidates, RankLink* r
         hosts->limit_memory(allowed, in_all);
       } else {
         const uint64_t has = in_all ? at_start : used();
-        if (external != nullptr) external->limit_memory(has, allowed);
-        if (external == nullptr) limit_own_memory(has, allowed);
+        if (external != nullptr) {
+          external->limit_memory(has, allowed);
+        } else {
+          limit_own_memory(has, allowed);
+        }
       }
     }
     ArrivedMemory memory(std::move(message));
@@ -203,6 +207,8 @@ int run_child(int socket, const WorkerConfig& config) {
     detach_from_parent(socket, config.ranks  ? config.ranks->channel
                                : asks_socket ? config.external->descriptor
                                              : kNoChannel);
+    // Candidates run in this process.
+    if (!config.external && !has_plugin_host(config)) return_freed_memory();
     try {
       std::optional<External> external;
       if (config.external) {

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "base/error.hpp"
+#include "base/heap.hpp"
 #include "case/inputs.hpp"
 #include "support/message_of.hpp"
 #include "support/run_helper.hpp"
@@ -165,6 +166,19 @@ TEST(Worker, SegmentationFaultIsACrashAndTheNextRunWorks) {
 }
 
 TEST(Worker, AbortIsACrash) { expect_crash("aborts", "killed by signal 6 (Aborted)"); }
+
+TEST(Worker, UseOfFreedMemoryIsACrash) {
+  expect_crash("uses_freed_memory", "killed by signal 11 (Segmentation fault)");
+}
+
+TEST(Worker, UseOfFreedMemoryIsACrashBesideAProcessThatKeepsIt) {
+  keep_freed_memory();
+  WorkerConfig config{{test_plugin("crashes")}, "cpu"};
+  config.in_worker = true;
+  Worker worker(config);
+  return_freed_memory();
+  EXPECT_EQ(run(worker, "uses_freed_memory").message, "killed by signal 11 (Segmentation fault)");
+}
 
 TEST(Worker, ExitWithCodeZeroIsACrashAndNeverAPass) { expect_crash("exits", "exited with code 0 before it answered"); }
 
