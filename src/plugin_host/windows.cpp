@@ -10,6 +10,7 @@
 #include <iterator>
 #include <new>
 #include <random>
+#include <string_view>
 #include <utility>
 
 namespace checkop::host {
@@ -17,9 +18,13 @@ namespace {
 
 /// Addresses within this distance of a window can't be touched.
 constexpr size_t kApart = size_t{64} << 20;
+/// Windows lie at least kApart and at most this far apart: the address of one tells little of another's.
+constexpr size_t kMostApart = size_t{4} << 30;
+/// The same where addresses are few.
+constexpr size_t kMostApartIfFew = 2 * kApart;
 /// Rooms begin in a range of this size, wherever the system has so much room.
-constexpr size_t kRange = size_t{1} << 38;
-/// Addresses of windows are multiples of it.
+constexpr size_t kRange = size_t{1} << 42;
+/// Distances of windows and rooms from the range's begin are multiples of it.
 constexpr size_t kStep = size_t{1} << 16;
 /// Pages of smaller windows for writing are all mapped at once, since nearly all are used. A look at a page for reading
 /// maps its neighbours, too.
@@ -36,6 +41,12 @@ size_t whole_pages(size_t bytes) {
 std::byte* reserve(size_t bytes) {
   void* const memory = mmap(nullptr, bytes, PROT_NONE, kNoMemory, -1, 0);
   return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
+}
+
+/// Whether this process may have only so many addresses: others need them then.
+bool are_addresses_limited() {
+  rlimit limit{};
+  return getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY;
 }
 
 uint64_t draw() {
@@ -71,7 +82,10 @@ class Room {
   std::byte* begin() const { return begin_; }
   /// From now on nothing there can be touched.
   void close(std::byte* begin, size_t bytes) const {
-    if (mmap(begin, bytes, PROT_NONE, kNoMemory | MAP_FIXED, -1, 0) == MAP_FAILED) munmap(begin, bytes);
+    if (mmap(begin, bytes, PROT_NONE, kNoMemory | MAP_FIXED, -1, 0) != MAP_FAILED) return;
+    // Unmapped, others could be given these addresses, and a later window would be mapped over them.
+    constexpr std::string_view kText = "check_operator, process of plugins: a window can't be closed\n";
+    _exit(write(STDERR_FILENO, kText.data(), kText.size()) < 0 ? 2 : 1);
   }
 
   size_t windows = 0;  ///< that are in it
@@ -85,11 +99,7 @@ class Room {
 
   /// A place in the range that touches no other room; nullptr where none is found.
   std::byte* place_in_range() const {
-    static std::byte* const range = [] {  // where addresses are limited, others need them
-      rlimit limit{};
-      const bool is_limited = getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY;
-      return is_limited ? nullptr : reserve(kRange);
-    }();
+    static std::byte* const range = are_addresses_limited() ? nullptr : reserve(kRange);
     if (range == nullptr || bytes_ > kRange / 2) return nullptr;
     constexpr int kTries = 16;
     for (int i = 0; i < kTries; ++i) {
@@ -120,12 +130,21 @@ void Windows::map(const std::vector<Source>& sources) {
 
 void Windows::map_host(const std::vector<Source>& sources) {
   std::vector<size_t> offsets;
-  size_t end = 0;  // of the window before
-  for (const auto& [window, descriptor] : sources) {
-    offsets.push_back(whole(end, kStep) + kApart + draw() % (kApart / kStep) * kStep);
-    end = offsets.back() + whole_pages(window.bytes);
+  std::shared_ptr<Room> room;
+  const auto lay_out = [&](size_t most_apart) {
+    offsets.clear();
+    size_t end = 0;  // of the window before
+    for (const auto& [window, descriptor] : sources) {
+      offsets.push_back(whole(end, kStep) + kApart + draw() % ((most_apart - kApart) / kStep) * kStep);
+      end = offsets.back() + whole_pages(window.bytes);
+    }
+    room = std::make_shared<Room>(whole(end, kStep) + kApart);
+  };
+  try {
+    lay_out(are_addresses_limited() ? kMostApartIfFew : kMostApart);
+  } catch (const std::bad_alloc&) {
+    lay_out(kMostApartIfFew);
   }
-  const auto room = std::make_shared<Room>(whole(end, kStep) + kApart);
   for (size_t i = 0; i < sources.size(); ++i) {
     const auto& [window, descriptor] = sources[i];
     std::byte* const begin = room->begin() + offsets[i];
