@@ -10,7 +10,6 @@
 #include <exception>
 #include <functional>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -21,11 +20,11 @@ namespace {
 
 /// Threads that wait for loops: one takes as long to begin and to end as the loops of a small check. One loop at a time
 /// has them.
-class Helpers {
+class ThreadPool {
  public:
-  static Helpers& instance() {
+  static ThreadPool& instance() {
     static std::once_flag once;
-    std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { current_ = new Helpers; }); });
+    std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { current_ = new ThreadPool; }); });
     return *current_;
   }
 
@@ -35,7 +34,7 @@ class Helpers {
     if (is_taken_.exchange(true, std::memory_order_acquire)) return false;
     try {
       for (; threads_ < count; ++threads_) std::thread([this] { serve(); }).detach();
-    } catch (const std::system_error&) {  // the system has no more threads: go on with fewer
+    } catch (const std::exception&) {  // the system has no more threads, or no memory for one: go on with fewer
     }
     {
       const std::lock_guard lock(mutex_);
@@ -71,7 +70,7 @@ class Helpers {
   }
 
   /// Never destroyed: the threads use it until the process ends. A forked child has none of them, and gets a new one.
-  static Helpers* current_;
+  static ThreadPool* current_;
 
   std::atomic<bool> is_taken_{false};
   size_t threads_ = 0;
@@ -81,7 +80,7 @@ class Helpers {
   size_t wanted_ = 0, at_work_ = 0;
 };
 
-Helpers* Helpers::current_ = new Helpers;
+ThreadPool* ThreadPool::current_ = new ThreadPool;
 
 }  // namespace
 
@@ -110,14 +109,14 @@ void parallel_for(unsigned threads, int64_t n, const std::function<void(int64_t)
     }
   };
   const int64_t others = std::min(workers, n) - 1;
-  if (Helpers& helpers = Helpers::instance(); helpers.begin(static_cast<size_t>(others), work)) {
+  if (ThreadPool& pool = ThreadPool::instance(); pool.begin(static_cast<size_t>(others), work)) {
     work();
-    helpers.finish();
+    pool.finish();
   } else {  // a loop within a loop, or beside one
-    std::vector<std::jthread> threads;
+    std::vector<std::jthread> started;
     try {
-      for (int64_t w = 0; w < others; ++w) threads.emplace_back(work);
-    } catch (const std::system_error&) {  // the system has no more threads: go on with fewer
+      for (int64_t w = 0; w < others; ++w) started.emplace_back(work);
+    } catch (const std::exception&) {  // as above
     }
     work();
   }
