@@ -65,11 +65,12 @@ checkop_status closes_descriptors(const checkop_call* call) {
 /// Reads memory that it has given back.
 checkop_status uses_freed_memory(const checkop_call* call) {
   const checkop_status status = multiply(call);
-  volatile char* const memory = static_cast<char*>(std::malloc(size_t{1} << 20));
+  constexpr size_t kBytes = size_t{24} << 20;  // more than a block that is free already
+  volatile char* const memory = static_cast<char*>(std::malloc(kBytes));
   memory[0] = 1;
   const volatile auto address = reinterpret_cast<uintptr_t>(memory);  // hides from the compiler what is read
   std::free(const_cast<char*>(memory));
-  return *reinterpret_cast<volatile char*>(address + (1 << 19)) == 1 ? CHECKOP_FAILED : status;
+  return *reinterpret_cast<volatile char*>(address + kBytes / 2) == 1 ? CHECKOP_FAILED : status;
 }
 
 /// Right, but crashes for sums of 10, 20, ... terms.
