@@ -99,8 +99,8 @@ Bytes::Bytes(size_t size) {
   if (file.fd < 0) fail(size, "create", std::strerror(errno));
   if (ftruncate(file.fd, static_cast<off_t>(size)) != 0) fail(size, "allocate", std::strerror(errno));
   data_ = map_shared(file.fd, size, /*writable=*/true);
-  // A forked worker does not inherit this mapping: it gets tensors only as descriptors, so its stray writes can't hit
-  // them.
+  // A forked worker does not inherit this mapping, so its stray writes can't hit it; small tensors it inherits as
+  // copies.
   madvise(data_, size, MADV_DONTFORK);
   size_ = size;
   fd_ = file.release();

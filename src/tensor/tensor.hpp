@@ -35,9 +35,11 @@ class Bytes {
   /// Moves what is in memory of this process alone to shared memory: data() changes. Throws InputError as above.
   void share();
 
-  /// Forbids all later writes by other processes, if the system supports that; this process can still write.
+  /// Forbids all later writes by other processes, if the system supports that; this process can still write. Does
+  /// nothing for memory of this process alone, which others can't reach.
   void forbid_writes_by_others() const;
   /// Forbids every process, this one too, to change the size: touching a page that another process cut off is fatal.
+  /// Does nothing for memory of this process alone.
   void forbid_resizing() const;
 
   std::byte* data() { return data_; }
