@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parallel loops. Between calls their threads wait, so that a fork is safe there: a thread that is just waking holds at
-// most the lock of their pool, and the child has a pool and threads of its own.
+// Parallel loops. Threads live for one call only, so that a fork between calls is safe.
 #pragma once
 
 #include <cstdint>
