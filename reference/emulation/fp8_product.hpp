@@ -51,7 +51,7 @@ inline constexpr FaultSpec kNextColumn{"next_column", "the columns of d are thos
 inline float added_in_14_bits(float total, float scale, const float* x, const float* y, int64_t n) {
   float largest = std::abs(total);
   for (int64_t k = 0; k < n; ++k) largest = std::max(largest, std::abs(scale * x[k] * y[k]));
-  if (largest == 0) return 0;
+  if (largest == 0 || std::isnan(largest)) return largest;
   const int step = std::ilogb(largest) - 13;
   double sum = std::trunc(std::ldexp(static_cast<double>(total), -step));
   for (int64_t k = 0; k < n; ++k) sum += std::trunc(std::ldexp(static_cast<double>(scale * x[k] * y[k]), -step));
