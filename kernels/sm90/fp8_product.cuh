@@ -103,6 +103,7 @@ __global__ __launch_bounds__(Config::kThreads, 1) void fp8_kernel(const __grid_c
   } else {
     named_barrier_sync(0, Config::kThreads);
   }
+  wait_for_kernel_before();
 
   const int rank = Config::kCluster > 1 ? static_cast<int>(rank_in_cluster()) : 0;
   const int rank_m = rank % Config::kClusterM, rank_n = rank / Config::kClusterM;

@@ -6,6 +6,7 @@
 // bits.
 #pragma once
 
+#include "cuda/dependent.cuh"
 #include "sm90/epilogue.cuh"
 #include "sm90/loader.cuh"
 
@@ -40,7 +41,8 @@ struct GemmParams {
   int64_t k;
   uint32_t tiles_m, tiles_n, band;  ///< in tiles of a whole cluster
   uint32_t whole;  ///< of these tiles, the first ones are computed whole, the others in kParts parts of kTailN columns
-  int a_lines;     ///< lines per slab of `a` that a block loads if `a` is along k; fewer than a box for few rows
+  bool starts_next;   ///< the next kernel may start when the last loads are on their way: both fit on the SMs
+  int a_lines;        ///< lines per slab of `a` that a block loads if `a` is along k; fewer than a box for few rows
   Products products;  ///< with many products the kernel computes tiles_m and whole itself
 };
 
@@ -100,6 +102,7 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
   } else {
     named_barrier_sync(0, Config::kThreads);
   }
+  wait_for_kernel_before();
 
   const int rank = Config::kCluster > 1 ? static_cast<int>(rank_in_cluster()) : 0;
   const int rank_m = rank % Config::kClusterM, rank_n = rank / Config::kClusterM;
@@ -166,6 +169,7 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
             pipe.advance();
           }
         }
+        if (p.starts_next) start_dependent_kernel();
         // A block must not exit while another may still arrive at its barriers.
         for (int i = 0; i < Config::kStages && Config::kCluster > 1; ++i, pipe.advance()) {
           wait(empty(pipe.stage), pipe.parity ^ 1);

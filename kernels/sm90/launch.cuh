@@ -45,16 +45,19 @@ cudaError_t prepare(const void* function, int& resident) {
   return resident == 0 ? cudaErrorInvalidConfiguration : cudaSuccess;
 }
 
-/// Enqueues one cluster per item, but no more than run at once.
+/// Enqueues one cluster per item, but no more than run at once. The kernel may start beside the one before it: all its
+/// threads must call wait_for_kernel_before().
 template <typename Config, typename Params>
 cudaError_t enqueue(void (*function)(Params), const Params& p, int64_t items, int resident, cudaStream_t stream) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {Config::kCluster, 1, 1};
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {Config::kCluster, 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = static_cast<unsigned>(Config::kCluster * std::min<int64_t>(items, resident));
   config.blockDim = Config::kThreads, config.dynamicSmemBytes = Config::kDynamicSmemBytes, config.stream = stream;
-  config.attrs = &attribute, config.numAttrs = 1;
+  config.attrs = attributes, config.numAttrs = 2;
   return cudaLaunchKernelEx(&config, function, p);
 }
 
@@ -95,6 +98,7 @@ cudaError_t launch_with_epilogue(const Epilogue& out, const Operand<T, a_along_k
   if constexpr (Config::kParts > 1) {
     if (out.staged) p.whole -= static_cast<uint32_t>(divided_tiles<Config>(tiles, resident));
   }
+  p.starts_next = 2 * tiles <= resident;
   return enqueue<Config>(function, p, p.whole + (tiles - p.whole) * Config::kParts, resident, stream);
 }
 

@@ -134,22 +134,27 @@ TEST_F(Sm90, WideTilesHaveTheBitsOfMmaSync) {
   expect_same_bits<sm90::Tile128x256Columns>();
   expect_same_bits<sm90::Divided128x256Columns>();
   expect_same_bits<sm90::Divided128x256Rows>();
-  expect_same_bits<sm90::Tile128x224Columns>();
-  expect_same_bits<sm90::Tile128x192Columns>();
+  expect_same_bits<sm90::Tile128x256Both>();
   expect_same_bits<sm90::Tile128x192Rows>();
   expect_same_bits<sm90::Tile192x160Columns>();
   expect_same_bits<sm90::Tile192x128Rows>();
+  expect_same_bits<sm90::Tile192x96Rows>();
 }
 
 TEST_F(Sm90, NarrowTilesHaveTheBitsOfMmaSync) {
+  expect_same_bits<sm90::Tile192x64Rows>();
+  expect_same_bits<sm90::Tile192x32Rows4>();
+  expect_same_bits<sm90::Tile128x128Rows>();
   expect_same_bits<sm90::Tile128x128>();
   expect_same_bits<sm90::Tile128x64>();
+  expect_same_bits<sm90::Tile128x64Rows4>();
   expect_same_bits<sm90::Tile64x192Columns>();
-  expect_same_bits<sm90::Tile64x192>();
   expect_same_bits<sm90::Tile64x128Columns>();
   expect_same_bits<sm90::Tile64x128>();
   expect_same_bits<sm90::Tile64x64>();
+  expect_same_bits<sm90::Tile64x64Rows4>();
   expect_same_bits<sm90::Tile64x32>();
+  expect_same_bits<sm90::Tile64x32Rows4>();
 }
 
 /// Odd sizes at odd addresses: element-wise loads, and stores of single elements.
