@@ -182,6 +182,12 @@ run_suites() {
   local -r ops=${OPS:+--op=$OPS}
   judge smoke 500 --suite smoke --candidate all $ops &
   judge ci 500 --suite ci --candidate all $ops &
+  # It rounds P and dS to 16 bits, which the default contract does not allow.
+  local -r rounding=(--op attention,varlen_attention,paged_attention --candidate cuda-sm90 --contract contracts/framework.json)
+  if [[ -z $ops || $ops == *attention* ]]; then
+    judge smoke-framework 500 --suite smoke "${rounding[@]}" &
+    judge ci-framework 500 --suite ci "${rounding[@]}" &
+  fi
   [[ -z $ops ]] || { wait; return; }
   judge large 300 --suite large --op logp,ratio_kl,grpo_loss,lm_head --candidate cuda --dtype bf16 --filter '*bf16-[18]x1[47]*' &
   judge large-rows 300 --suite large --op rms_norm,silu,swiglu,gated_rms_norm,quant_fp8_block,embedding,entropy --candidate cuda \
