@@ -52,12 +52,14 @@ inline cudaError_t next_findings(IdFindings*& findings) {
 }
 
 /// `state`, with several blocks: the smallest bad row so far; a place for IdSearch::extra; the number of blocks that
-/// are done, less 1. The first and the last begin as 2^64 - 1. One block does not use it.
+/// are done, less 1. The first and the last begin as 2^64 - 1. One block does not use it. Starts early, and lets the
+/// next kernel start as soon as the work before both is done.
 static __global__ __launch_bounds__(kIdThreads) void find_bad_id(const int64_t* __restrict__ ids, IdSearch search,
                                                                  int64_t rows, int64_t vocab,
                                                                  unsigned long long* __restrict__ state,
                                                                  volatile IdFindings* __restrict__ findings,
                                                                  unsigned long long ticket) {
+  wait_for_kernel_before();
   start_dependent_kernel();
   __shared__ unsigned long long least;
   if (threadIdx.x == 0) least = kNoBadRow;
@@ -90,8 +92,9 @@ static __global__ __launch_bounds__(kIdThreads) void find_bad_id(const int64_t* 
 
 /// Checks that ids lie in [0, vocab) while other work proceeds: begin() enqueues the search, finish() waits for it but
 /// not for work enqueued after it. The host waits because only it can put the bad row into the message. Kernels
-/// enqueued in between run even if there are bad ids, and must not access memory out of bounds for them. They may start
-/// early (Launch): they need nothing of the search.
+/// enqueued in between run even if there are bad ids, and must not access memory out of bounds for them. The first of
+/// them may start early (Launch): it needs nothing of the search, which lets it start when all else that it needs is
+/// there.
 class IdCheck {
  public:
   /// `flag`: kIdCheckBytes of workspace that nothing else uses until finish() returns.
@@ -124,10 +127,10 @@ class IdCheck {
         if (auto s = check(cudaMemsetAsync(state_ + i, 0xff, sizeof(*state_), stream_))) return s;
     }
     ticket_ = findings_->ticket + 1;  // read before the launch, whose kernel may be done at once
-    find_bad_id<<<static_cast<unsigned>(blocks), kIdThreads, 0, stream_>>>(ids_, search, rows_, vocab_, state_,
-                                                                           findings_, ticket_);
-    is_searching_ = true;
-    return check(cudaGetLastError());
+    const Launch launch{dim3(static_cast<unsigned>(blocks)), dim3(kIdThreads), stream_, 0, 1, /*starts_early=*/true};
+    const auto error = launch_kernel(find_bad_id, launch, ids_, search, rows_, vocab_, state_, findings_, ticket_);
+    is_searching_ = error == cudaSuccess;
+    return check(error);
   }
 
   /// CHECKOP_FAILED with row and id when there is a bad one.

@@ -52,6 +52,10 @@ struct Elements {
 #pragma unroll
     for (int j = 0; j < m; ++j) groups[j][k].unpack(at[j]);
   }
+  __device__ explicit Elements(const Group<T> (&groups)[m]) {
+#pragma unroll
+    for (int j = 0; j < m; ++j) groups[j].unpack(at[j]);
+  }
   __device__ void column(int c, float (&in)[m]) const {
 #pragma unroll
     for (int j = 0; j < m; ++j) in[j] = at[j][c];
@@ -109,12 +113,13 @@ __device__ void write_forward(const Op& op, const ForwardTensors<T, Op>& t, cons
 
 /// The forward pass of rows of at most team * n groups, which teams take in turn. Blocks: (block of a part, part).
 template <typename T, class Op, int team, int n>
-__global__ __launch_bounds__(team* kTeamsOf<team>) void norm_forward(ForwardTensors<T, Op> t, RmsNormParams params,
-                                                                     NormParts parts, Op op, int slots) {
+__global__ __launch_bounds__(team* kTeamsOf<team>, kBlocksOnSM<Mapping<team, n>, Op::kForwardInputs>) void norm_forward(
+    ForwardTensors<T, Op> t, RmsNormParams params, NormParts parts, Op op, int slots) {
   constexpr int m = Op::kForwardInputs, kTeams = kTeamsOf<team>;
   __shared__ float2 shared[2][kWarp];
   const int64_t block = blockIdx.x / parts.count, part = blockIdx.x % parts.count, column = part * params.hidden;
-  const int64_t thread = threadIdx.x % team, step = gridDim.x / parts.count * kTeams;
+  const int thread = static_cast<int>(threadIdx.x % team);
+  const int64_t step = gridDim.x / parts.count * kTeams;
   const T* in[m];
 #pragma unroll
   for (int j = 0; j < m; ++j) in[j] = t.in[j] + column;
@@ -194,15 +199,14 @@ __device__ void sweep_backward(const Op& op, const Group<T> (&xs)[m][n], const G
   }
 }
 
-/// Stores the gradients of group k, which begins at column `first`, and computes in `term` what the row adds to
+/// Stores the gradients of a group, which begins at column `first`, and computes in `term` what the row adds to
 /// dweight.
-template <typename T, class Op, int m, int n>
+template <typename T, class Op, int m>
 __device__ void write_backward(const Op& op, const BackwardTensors<T, Op>& t, const RmsNormParams& params,
-                               int64_t offset, int64_t first, int k, const Group<T> (&xs)[m][n],
-                               const Columns<T, n>& kept, const Group<T>& ws, float scale, float mean,
+                               int64_t offset, int64_t first, const Elements<T, m>& elements,
+                               const float (&kept)[kGroupColumns<T>], const Group<T>& ws, float scale, float mean,
                                float (&term)[kGroupColumns<T>]) {
   constexpr int kOut = Op::kBackwardOutputs;
-  const Elements<T, m> elements(xs, k);
   float w[kGroupColumns<T>], results[kOut][kGroupColumns<T>];
   ws.unpack(w);
   const float pull = mean * scale * scale;
@@ -210,8 +214,10 @@ __device__ void write_backward(const Op& op, const BackwardTensors<T, Op>& t, co
   for (int c = 0; c < kGroupColumns<T>; ++c) {
     float in[m], out[kOut];
     elements.column(c, in);
-    const float s = op.normalised(in, kept[k][c]), g = op.gradient(in, kept[k][c]), weight = op.weight(w[c]);
-    op.backward(in, kept[k][c], s * scale, weight, scale * (g * weight - s * pull), out);
+    const float s = op.normalised(in, kept[c]), g = op.gradient(in, kept[c]), weight = op.weight(w[c]);
+    // Explicit, so that a row has the same bits wherever the compiler finds products that it knows
+    const float ds = scale * __fmaf_rn(-s, pull, __fmul_rn(g, weight));
+    op.backward(in, kept[c], s * scale, weight, ds, out);
     term[c] = g * s * scale;
 #pragma unroll
     for (int o = 0; o < kOut; ++o) results[o][c] = out[o];
@@ -230,7 +236,8 @@ __global__ __launch_bounds__(team* kTeamsOf<team>,
   constexpr int m = Op::kBackwardInputs, kColumns = kGroupColumns<T>, kTeams = kTeamsOf<team>;
   __shared__ float2 shared[2][kWarp];
   const int64_t block = blockIdx.x / parts.count, column = blockIdx.x % parts.count * params.hidden;
-  const int64_t thread = threadIdx.x % team, begin = block * kTeams, step = split.blocks * kTeams, end = params.rows;
+  const int thread = static_cast<int>(threadIdx.x % team);
+  const int64_t begin = block * kTeams, step = split.blocks * kTeams, end = params.rows;
   const T* in[m];
 #pragma unroll
   for (int j = 0; j < m; ++j) in[j] = t.in[j] + column;
@@ -242,25 +249,31 @@ __global__ __launch_bounds__(team* kTeamsOf<team>,
   load_groups<T, team>(t.w + column, thread, params, ws);
   // Threads without a row still take part in the shuffles
   for (int64_t first = begin, i = 0; first < end; first += step, row += step, ahead += step, ++i) {
-    Group<T> xs[m][n];
     ring.wait();
-#pragma unroll
-    for (int j = 0; j < m; ++j) ring.read(j, xs[j]);
-    ring.fetch(in, ahead, ahead < end);
     Columns<T, n> kept;
     float squares = 0.0f, products = 0.0f;
-    sweep_backward<T>(op, xs, ws, kept, squares, products);
+    {
+      Group<T> xs[m][n];
+#pragma unroll
+      for (int j = 0; j < m; ++j) ring.read(j, xs[j]);
+      sweep_backward<T>(op, xs, ws, kept, squares, products);
+    }
     const float2 total = team_sum<team>(squares, products, shared[i % 2]);
     const float scale = inverse_rms(total.x, params), mean = total.y / static_cast<float>(params.hidden);
-    if (row >= end) continue;
+    if (row < end) {
 #pragma unroll
-    for (int k = 0; k < n; ++k) {
-      float term[kColumns];
-      write_backward<T>(op, t, params, row * parts.hidden + column, (thread + k * team) * kColumns, k, xs, kept, ws[k],
-                        scale, mean, term);
+      for (int k = 0; k < n; ++k) {
+        Group<T> again[m];
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) sums[k][c] += term[c];
+        for (int j = 0; j < m; ++j) again[j] = ring.read_again(j, k);
+        float term[kColumns];
+        write_backward<T>(op, t, params, row * parts.hidden + column, (thread + k * team) * kColumns,
+                          Elements<T, m>(again), kept[k], ws[k], scale, mean, term);
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) sums[k][c] += term[c];
+      }
     }
+    ring.fetch(in, ahead, ahead < end);
   }
   start_dependent_kernel();
   float* __restrict__ partial = t.partials + block * parts.hidden + column;
@@ -315,7 +328,7 @@ __global__ __launch_bounds__(team) void norm_backward_long(BackwardTensors<T, Op
       for (int k = 0; k < n; ++k) {
         float term[kColumns];
         const int64_t first = (base + threadIdx.x + k * team) * kColumns;
-        write_backward<T>(op, t, params, offset, first, k, xs, kept, ws[k], scale, mean, term);
+        write_backward<T>(op, t, params, offset, first, Elements<T, m>(xs, k), kept[k], ws[k], scale, mean, term);
 #pragma unroll
         for (int c = 0; c < kColumns; ++c)
           if (first + c < params.hidden) partial[first + c] = i == 0 ? term[c] : partial[first + c] + term[c];

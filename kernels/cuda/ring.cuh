@@ -24,6 +24,32 @@ __device__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
+constexpr int kMostSlots = 4;
+/// Waits for the oldest of `slots` groups of this thread's copies, at most kMostSlots. Branches, not a table of jumps,
+/// whose look-up would delay every step.
+__device__ inline void cp_async_wait_for_slot(int slots) {
+  if (slots == 4) {
+    cp_async_wait_group<3>();
+  } else if (slots == 3) {
+    cp_async_wait_group<2>();
+  } else if (slots == 2) {
+    cp_async_wait_group<1>();
+  } else {
+    cp_async_wait_group<0>();
+  }
+}
+
+/// Loads 16 bytes of shared memory, never from registers that an earlier load has filled.
+__device__ inline uint4 load_volatile(const uint4* shared) {
+  uint4 to;
+  const auto from = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
+               : "r"(from)
+               : "memory");
+  return to;
+}
+
 /// L1 copies by lines. Where a warp's bytes lie differently in the lines of global and of shared memory, each sector is
 /// read twice.
 constexpr int kLineBytes = 128;
@@ -64,25 +90,35 @@ class GroupRing {
     at_ = at_ + 1 == slots_ ? 0 : at_ + 1;
   }
   /// Waits for the copies to the current slot.
-  __device__ void wait() const {
-    switch (slots_) {
-      case 1:
-        return cp_async_wait_group<0>();
-      case 2:
-        return cp_async_wait_group<1>();
-      case 3:
-        return cp_async_wait_group<2>();
-      default:
-        return cp_async_wait_group<3>();
-    }
-  }
+  __device__ void wait() const { cp_async_wait_for_slot(slots_); }
 
  private:
   __device__ uint4* slot() const { return ring_memory + at_ * groups_in_slot<n, of_warp>(blockDim.x); }
 
   int slots_, at_ = 0;
 };
-constexpr int kMostSlots = 4;  // that wait() knows
+
+/// The same in blocks of `threads`, a number that the compiler knows: it takes fewer instructions.
+template <int n, int threads>
+class BlockRing {
+ public:
+  __device__ explicit BlockRing(int slots) : slots_(slots), slot_(ring_memory + threadIdx.x) {}
+  __device__ int slots() const { return slots_; }
+
+  /// Group k of the current slot.
+  __device__ uint4* at(int k) const { return slot_ + k * threads; }
+  __device__ void advance() {
+    cp_async_commit_group();
+    const bool is_last = ++at_ == slots_;
+    slot_ += is_last ? (1 - slots_) * n * threads : n * threads;
+    at_ = is_last ? 0 : at_;
+  }
+  __device__ void wait() const { cp_async_wait_for_slot(slots_); }
+
+ private:
+  int slots_, at_ = 0;
+  uint4* slot_;  ///< the thread's first group in the current slot
+};
 
 /// The most dynamic shared memory that a block of a kernel can have on the current device.
 template <typename Kernel>
@@ -96,8 +132,8 @@ cudaError_t most_dynamic_bytes(Kernel* kernel, int64_t& bytes) {
   return cudaSuccess;
 }
 
-/// Launches a kernel whose last parameter is the number of slots of its GroupRing<n, of_warp>: `slots`, or as many as
-/// the device's shared memory holds. `starts_early`: see Launch.
+/// Launches a kernel whose last parameter is the number of slots of its GroupRing<n, of_warp> or BlockRing<n, threads>:
+/// `slots`, or as many as the device's shared memory holds. `starts_early`: see Launch.
 template <int n, bool starts_early = false, int of_warp = 0, typename... Parameters, typename... Arguments>
 cudaError_t launch_with_ring(void (*kernel)(Parameters...), int64_t blocks, int threads, int64_t slots,
                              cudaStream_t stream, Arguments... arguments) {

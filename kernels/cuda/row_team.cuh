@@ -51,31 +51,44 @@ __device__ void load_groups(const T* __restrict__ row, int64_t first, const RmsN
   }
 }
 
-/// Rows of m tensors on their way to a team: a slot has a thread's groups of one row of each.
+/// Rows of m tensors on their way to a team, which has at most n groups of a row in each thread: a slot has a thread's
+/// groups of one row of each tensor, with zeros beyond the row's end. A thread reads what it has copied itself, so no
+/// barriers are needed. Every slot is filled once in advance; from then on wait(), read and fetch().
 template <typename T, int team, int n, int m>
 class RowRing {
+  static constexpr int kThreads = team * kTeamsOf<team>, kStep = team * kGroupColumns<T>;
+
  public:
   __device__ RowRing(const RmsNormParams& params, int slots) : RowRing(params, params.hidden, slots) {}
   /// `stride`: elements from one row to the next, where rows are parts of longer ones.
   __device__ RowRing(const RmsNormParams& params, int64_t stride, int slots)
-      : params_(params), stride_(stride), ring_(slots) {}
+      : params_(params),
+        stride_(stride),
+        column_(static_cast<int>(threadIdx.x % team) * kGroupColumns<T>),
+        left_(static_cast<int>(params.hidden) - column_),
+        ring_(slots) {
+    for (int slot = 0; slot < slots; ++slot) {  // once: fetch() leaves groups beyond the row's end as they are
+#pragma unroll
+      for (int k = 0; k < m * n; ++k) {
+        if (k % n * kStep >= left_) *ring_.at(slot * m * n + k) = make_uint4(0, 0, 0, 0);
+      }
+    }
+  }
   __device__ int slots() const { return ring_.slots(); }
 
   /// Fills the current slot with a row of `tensors` if it exists, and goes to the next one.
   __device__ void fetch(const T* const (&tensors)[m], int64_t row, bool exists) {
-    const int64_t thread = threadIdx.x % team;
     if (exists && params_.aligned) {
+      const int64_t offset = row * stride_ + column_;
 #pragma unroll
       for (int k = 0; k < m * n; ++k) {
-        const int64_t column = (thread + k % n * team) * kGroupColumns<T>;
-        if (column < params_.hidden) {
-          cp_async(ring_.at(k), tensors[k / n] + row * stride_ + column, sizeof(uint4));
-        }
+        if (k % n * kStep < left_) cp_async(ring_.at(k), tensors[k / n] + offset + k % n * kStep, 16);
       }
     } else if (exists) {
       Group<T> groups[m][n];
 #pragma unroll
-      for (int j = 0; j < m; ++j) load_groups<T, team>(tensors[j] + row * stride_, thread, params_, groups[j]);
+      for (int j = 0; j < m; ++j)
+        load_groups<T, team>(tensors[j] + row * stride_, threadIdx.x % team, params_, groups[j]);
 #pragma unroll
       for (int k = 0; k < m * n; ++k) *ring_.at(k) = groups[k / n][k % n].bits;
     }
@@ -85,16 +98,17 @@ class RowRing {
   __device__ void wait() const { ring_.wait(); }
   __device__ void read(int j, Group<T> (&groups)[n]) const {
 #pragma unroll
-    for (int k = 0; k < n; ++k) {
-      const bool inside = (int64_t{threadIdx.x % team} + k * team) * kGroupColumns<T> < params_.hidden;
-      groups[k].bits = inside ? *ring_.at(j * n + k) : make_uint4(0, 0, 0, 0);
-    }
+    for (int k = 0; k < n; ++k) groups[k].bits = *ring_.at(j * n + k);
   }
+  /// Group k of it once more: a second sweep takes it from shared memory again. The compiler would otherwise keep it in
+  /// registers in between, which then are too many for the warps that an SM needs; so the load is volatile.
+  __device__ Group<T> read_again(int j, int k) const { return {load_volatile(ring_.at(j * n + k))}; }
 
  private:
   RmsNormParams params_;
   int64_t stride_;
-  GroupRing<m * n> ring_;
+  int column_, left_;  ///< the thread's first column, and columns from there to the row's end
+  BlockRing<m * n, kThreads> ring_;
 };
 
 // Slots and blocks per SM of an H200, for about 128 KiB in flight on an SM.

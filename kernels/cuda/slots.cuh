@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of slots of a mixture of experts, shared by moe_permute and moe_combine; embedding clears rows as they do.
+// The rows of slots of a mixture of experts, shared by moe_permute and moe_combine.
 // Slot s of token t has number t*topk + s; its position is the row that belongs to it, or -1.
 #pragma once
 
@@ -99,13 +99,13 @@ void with_row_words(int32_t dtype, std::initializer_list<const void*> tensors, i
   }
 }
 
-/// Enqueues clear_unused_rows() for rows of `hidden` elements of `dtype`, in no more than `most_blocks` blocks.
+/// Enqueues clear_unused_rows() for rows of `hidden` elements of `dtype`.
 inline void launch_clear_unused_rows(int32_t dtype, const int32_t* used_by, int64_t rows, int64_t hidden, void* to,
-                                     cudaStream_t stream, unsigned most_blocks = std::numeric_limits<unsigned>::max()) {
+                                     cudaStream_t stream) {
   if (rows == 0 || hidden == 0) return;
-  const unsigned needed = slot_blocks(rows * kWarp), blocks = needed < most_blocks ? needed : most_blocks;
   with_row_words(dtype, {to}, hidden, [&]<typename Word>(TypeTag<Word>, int64_t words) {
-    clear_unused_rows<Word><<<blocks, kSlotThreads, 0, stream>>>(used_by, rows, words, static_cast<Word*>(to));
+    clear_unused_rows<Word>
+        <<<slot_blocks(rows * kWarp), kSlotThreads, 0, stream>>>(used_by, rows, words, static_cast<Word*>(to));
   });
 }
 
