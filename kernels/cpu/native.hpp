@@ -233,6 +233,13 @@ inline void check_list(const checkop_tensor& t, const char* name, int32_t dtype,
   length.bind(rows.value * columns.value, name);
 }
 
+/// Checks `t` as a list of rank 1.
+inline void check_vector(const checkop_tensor& t, const char* name, int32_t dtype, Extent& length) {
+  if (t.rank != 1)
+    throw Refusal(CHECKOP_FAILED, std::string(name) + ": rank " + std::to_string(t.rank) + ", expected 1");
+  check_list(t, name, dtype, length);
+}
+
 /// The value of an attribute. Throws Refusal if the call lacks it.
 inline double exact_attribute(const checkop_call& c, std::string_view name) {
   for (int32_t i = 0; i < c.n_attrs; ++i)
