@@ -117,11 +117,11 @@ class Router {
   const double norm_eps, route_scale;
 
  private:
-  /// What experts or groups are chosen by, and its error, with the logits and biases behind it.
+  /// What experts or groups are chosen by, and its error, with the logits and biases behind it, which lie elsewhere.
   struct Rank {
     int64_t index;
     double value, error;
-    std::vector<double> behind;
+    std::span<const double> behind;
   };
   static bool comes_before(const Rank& a, const Rank& b) {
     if (std::isnan(a.value) != std::isnan(b.value)) return std::isnan(b.value);
@@ -144,21 +144,26 @@ Choice Router::choose(const std::vector<double>& z, const std::vector<double>& b
   const std::vector<GoldElement> s = scores(z);
   const double growth = 192 * unit_;  // of a chain of 1024 additions with lambda 6
   std::vector<std::vector<Rank>> groups(static_cast<size_t>(groups_));
+  std::vector<std::array<double, 2>> behind_experts(s.size());
   for (size_t e = 0; e < s.size(); ++e) {
     const double own_bias = bias.empty() ? 0 : bias[e], value = s[e].value + own_bias;
     double error = growth * s[e].magnitude + unit_ * (s[e].rounding + (bias.empty() ? 0 : std::abs(value)));
     if (std::isinf(value)) error = 0;
+    behind_experts[e] = {z[e], own_bias};
     groups[e * static_cast<size_t>(groups_) / s.size()].push_back(
-        {static_cast<int64_t>(e), value, error, {z[e], own_bias}});
+        {static_cast<int64_t>(e), value, error, behind_experts[e]});
   }
   std::vector<Rank> of_groups;
+  std::vector<std::vector<double>> behind_groups(groups.size());
   for (std::vector<Rank>& group : groups) {
     std::sort(group.begin(), group.end(), comes_before);
+    std::vector<double>& behind = behind_groups[of_groups.size()];
     Rank& rank = of_groups.emplace_back(Rank{std::ssize(of_groups), 0, 0, {}});
     for (size_t i = 0; groups_ > 1 && i < group_top_; ++i) {
       rank.value += group[i].value, rank.error += group[i].error + unit_ * std::abs(rank.value);
-      rank.behind.insert(rank.behind.end(), group[i].behind.begin(), group[i].behind.end());
+      behind.insert(behind.end(), group[i].behind.begin(), group[i].behind.end());
     }
+    rank.behind = behind;
     if (std::isinf(rank.value)) rank.error = 0;
   }
   std::sort(of_groups.begin(), of_groups.end(), comes_before);

@@ -19,7 +19,7 @@ inline std::vector<int64_t> group_bounds(const checkop_call& c, const checkop_te
     return bounds;
   }
   Extent length{"group_bounds"};
-  check_list(given, "group_boundaries", CHECKOP_I64, length);
+  check_vector(given, "group_boundaries", CHECKOP_I64, length);
   const auto* data = static_cast<const int64_t*>(given.data);
   bounds.assign(data, data + length.value);
   bool right = bounds.size() >= 2 && bounds.front() == 0 && bounds.back() == batch;

@@ -23,6 +23,7 @@
 #include <string_view>
 #include <system_error>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -233,6 +234,13 @@ inline void check_list(const checkop_tensor& t, const char* name, int32_t dtype,
   length.bind(rows.value * columns.value, name);
 }
 
+/// Checks `t` as a list of rank 1.
+inline void check_vector(const checkop_tensor& t, const char* name, int32_t dtype, Extent& length) {
+  if (t.rank != 1)
+    throw Refusal(CHECKOP_FAILED, std::string(name) + ": rank " + std::to_string(t.rank) + ", expected 1");
+  check_list(t, name, dtype, length);
+}
+
 /// The value of an attribute. Throws Refusal if the call lacks it.
 inline double exact_attribute(const checkop_call& c, std::string_view name) {
   for (int32_t i = 0; i < c.n_attrs; ++i)
@@ -343,6 +351,9 @@ class Tree {
   void add(T value) {
     size_t level = 0;
     for (; ((count_ >> level) & 1u) != 0; ++level) value = Merge{}(std::move(levels_[level]), std::move(value));
+    if constexpr (!kIsNumber) {
+      if (level == levels_.size()) levels_.emplace_back();
+    }
     levels_[level] = std::move(value);
     ++count_;
   }
@@ -359,7 +370,9 @@ class Tree {
   }
 
  private:
-  std::array<T, 48> levels_{};
+  static constexpr bool kIsNumber = std::is_arithmetic_v<T>;
+  // Of anything but numbers only as many as there were: trees for each row would fill pages with empty levels.
+  std::conditional_t<kIsNumber, std::array<T, 48>, std::vector<T>> levels_{};
   uint64_t count_ = 0;
 };
 
@@ -386,9 +399,11 @@ float sum_of_block(int64_t begin, int64_t end, const Term& term) {
   for (; i + kLanes <= end; i += kLanes)
     for (int64_t j = 0; j < kLanes; ++j) lane[static_cast<size_t>(j)] += term(i + j);
   for (size_t j = 0; i < end; ++i, ++j) lane[j] += term(i);
-  for (size_t width = kLanes / 2; width > 0; width /= 2)
-    for (size_t j = 0; j < width; ++j) lane[j] += lane[j + width];
-  return lane[0];
+  // One loop for each width: compilers unroll loops whose ends they know.
+  static_assert(kLanes == 16);
+  for (size_t j = 0; j < 8; ++j) lane[j] += lane[j + 8];
+  for (size_t j = 0; j < 4; ++j) lane[j] += lane[j + 4];
+  return (lane[0] + lane[2]) + (lane[1] + lane[3]);
 }
 
 /// Sum of term(i), i in [0, n).

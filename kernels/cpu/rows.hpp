@@ -27,13 +27,6 @@ inline void copy_rows(const checkop_tensor& source, const std::vector<int64_t>& 
   });
 }
 
-/// Checks `t` as a list of rank 1.
-inline void check_vector(const checkop_tensor& t, const char* name, int32_t dtype, Extent& length) {
-  if (t.rank != 1)
-    throw Refusal(CHECKOP_FAILED, std::string(name) + ": rank " + std::to_string(t.rank) + ", expected 1");
-  check_list(t, name, dtype, length);
-}
-
 /// Refuses int32 elements outside [0, end) other than -1.
 inline void check_slots(const checkop_tensor& t, const char* name, int64_t count, int64_t end) {
   const auto* slots = static_cast<const int32_t*>(t.data);

@@ -27,7 +27,7 @@ constexpr std::chrono::milliseconds kSlice{200};
 struct Header {
   uint32_t magic;
   uint32_t descriptors;
-  uint64_t body_bytes;
+  uint64_t body_bytes, bytes;
 };
 
 using ControlBuffer = std::array<char, CMSG_SPACE(kMaxDescriptors * sizeof(int))>;
@@ -58,11 +58,11 @@ void take_descriptors(msghdr& message, std::vector<Descriptor>& descriptors) {
   }
 }
 
-/// Fills [to, to + bytes) from the socket.
+/// Fills [to, to + bytes) from the socket; `is_ready`: some of it has probably arrived.
 Received fill(int socket, char* to, size_t bytes, std::vector<Descriptor>& descriptors, Clock::time_point deadline,
-              const std::function<bool()>& is_alive) {
+              const std::function<bool()>& is_alive, bool is_ready = false) {
   while (bytes > 0) {
-    if (!wait_for(socket, POLLIN, std::min(deadline, Clock::now() + kSlice))) {
+    if (!std::exchange(is_ready, false) && !wait_for(socket, POLLIN, std::min(deadline, Clock::now() + kSlice))) {
       if (Clock::now() >= deadline) return Received::late;
       // The candidate may have started a process that holds the socket open after the worker's end. Everything that the
       // worker sent before it died is in the socket by now, so read once more.
@@ -90,8 +90,9 @@ Received fill(int socket, char* to, size_t bytes, std::vector<Descriptor>& descr
 /// Sends all bytes; descriptors travel with the first one.
 void send_all(int socket, const char* data, size_t bytes, const std::vector<int>& descriptors,
               Clock::time_point deadline) {
+  bool is_full = false;
   for (size_t sent = 0; sent < bytes;) {
-    if (!wait_for(socket, POLLOUT, deadline)) throw WireError("send: the other side does not read");
+    if (is_full && !wait_for(socket, POLLOUT, deadline)) throw WireError("send: the other side does not read");
     iovec part{const_cast<char*>(data) + sent, bytes - sent};
     msghdr message{};
     message.msg_iov = &part;
@@ -108,7 +109,8 @@ void send_all(int socket, const char* data, size_t bytes, const std::vector<int>
       std::memcpy(CMSG_DATA(entry), descriptors.data(), size);
     }
     const ssize_t n = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    is_full = n < 0 && errno == EAGAIN;
+    if (is_full || (n < 0 && errno == EINTR)) continue;
     if (n < 0) throw WireError(fmt::format("send: {}", std::strerror(errno)));
     sent += static_cast<size_t>(n);
   }
@@ -132,16 +134,17 @@ std::string random_token() {
 
 std::string dump(const json& json) { return json.dump(-1, ' ', false, json::error_handler_t::replace); }
 
-void send_message(int socket, const json& body, const std::vector<int>& descriptors, Clock::time_point deadline) {
+void send_message(int socket, const json& body, const std::vector<int>& descriptors, Clock::time_point deadline,
+                  std::string_view beside) {
   if (descriptors.size() > kMaxDescriptors) {
     throw WireError(fmt::format("{} tensors in one message, at most {} fit", descriptors.size(), kMaxDescriptors));
   }
   const std::string text = dump(body);
-  const Header header{kMagic, static_cast<uint32_t>(descriptors.size()), text.size()};
+  const Header header{kMagic, static_cast<uint32_t>(descriptors.size()), text.size(), beside.size()};
   std::string bytes(sizeof(header), '\0');
   std::memcpy(bytes.data(), &header, sizeof(header));
-  bytes += text;
-
+  bytes.reserve(sizeof(header) + text.size() + beside.size());
+  bytes.append(text).append(beside);
   send_all(socket, bytes.data(), bytes.size(), descriptors, deadline);
 }
 
@@ -163,10 +166,13 @@ Received receive_message(int socket, Message& message, Clock::time_point deadlin
   auto received =
       fill(socket, reinterpret_cast<char*>(&header), sizeof(header), message.descriptors, deadline, is_alive);
   if (received != Received::message) return received;
-  if (header.magic != kMagic || header.body_bytes > kMaxBody)
+  if (header.magic != kMagic || header.body_bytes > kMaxBody || header.bytes > kMaxBody)
     throw WireError("malformed message: wrong magic number or too long");
+  message.body.resize(header.body_bytes + header.bytes);
+  received = fill(socket, message.body.data(), message.body.size(), message.descriptors, deadline, is_alive,
+                  /*is_ready=*/true);
+  message.bytes = message.body.substr(header.body_bytes);
   message.body.resize(header.body_bytes);
-  received = fill(socket, message.body.data(), message.body.size(), message.descriptors, deadline, is_alive);
   if (received == Received::message && message.descriptors.size() != header.descriptors) {
     throw WireError(fmt::format("{} descriptors arrived of {}", message.descriptors.size(), header.descriptors));
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages over a socket: framed JSON or raw bytes. File descriptors can travel with the JSON.
+// Messages over a socket: framed JSON or raw bytes. File descriptors and bytes can travel with the JSON.
 #pragma once
 
 #include <chrono>
@@ -7,6 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace checkop {
@@ -36,18 +37,19 @@ class Descriptor {
 };
 
 struct Message {
-  std::string body;  ///< JSON
+  std::string body;   ///< JSON
+  std::string bytes;  ///< any, beside it
   std::vector<Descriptor> descriptors;
 };
 
 /// Most descriptors per message.
 inline constexpr size_t kMaxDescriptors = 250;  // the kernel takes 253
-/// Largest body, in bytes; a header that announces more is malformed.
+/// Largest body, and most bytes beside it; a header that announces more is malformed.
 inline constexpr size_t kMaxBody = size_t{64} << 20;
 
 /// Writes one message. Throws WireError on errors, when the peer is gone, and when `deadline` passes.
 void send_message(int socket, const nlohmann::json& body, const std::vector<int>& descriptors,
-                  std::chrono::steady_clock::time_point deadline);
+                  std::chrono::steady_clock::time_point deadline, std::string_view beside = {});
 
 enum class Received : uint8_t { message, end, late };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parallel loops. Threads live for one call only, so that a fork between calls is safe.
+// Parallel loops. Between calls their threads wait, so that a fork is safe there: a thread that is just waking holds at
+// most the lock of their pool, and the child has a pool and threads of its own.
 #pragma once
 
 #include <cstdint>

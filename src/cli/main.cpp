@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "base/error.hpp"
+#include "base/heap.hpp"
 #include "cli/commands.hpp"
 #include "cli/options.hpp"
 #include "cli/python.hpp"
@@ -21,6 +22,7 @@ int run(int argc, char** argv) {
   const auto options = parse_options(argc, argv);
   if (!options) return 0;
   const Isolation isolation(!options->run.no_isolate);
+  if (Isolation::is_on()) keep_freed_memory();  // otherwise candidates run in this process
   switch (options->command) {
     case Command::run:
       return options->run.replay.empty() ? run_command(*options) : replay_command(*options);

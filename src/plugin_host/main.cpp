@@ -115,14 +115,18 @@ std::optional<Packer> guarded(const Body& body) {
 }
 
 void drop_windows(Unpacker& unpacker) {
-  for (auto n = unpacker.get<uint64_t>(); n > 0; --n) windows.drop(unpacker.get<uint64_t>());
+  std::vector<uint64_t> numbers;
+  for (auto n = unpacker.get<uint64_t>(); n > 0; --n) numbers.push_back(unpacker.get<uint64_t>());
+  if (!numbers.empty()) windows.drop(numbers);
 }
 
 void map_windows(Unpacker& unpacker, const std::vector<Descriptor>& descriptors) {
+  std::vector<Windows::Source> sources;
   for (auto n = unpacker.get<uint64_t>(); n > 0; --n) {
     const auto window = unpacker.get<Window>();
-    windows.map(window, descriptors.at(unpacker.get<uint64_t>()).get());
+    sources.push_back({window, descriptors.at(unpacker.get<uint64_t>()).get()});
   }
+  windows.map(sources);
 }
 
 /// Throws `error` again, with the kernel's message added to its own.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory behind a file descriptor, and tensors that use it.
+// Memory behind a file descriptor or of this process alone, and tensors that use it.
 #include "tensor/tensor.hpp"
 
 #include <fcntl.h>
@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
@@ -54,6 +55,8 @@ void require_physical_memory(size_t size) {
   }();
   if (size > physical) fail(size, "allocate", fmt::format("the machine has {} bytes", physical));
 }
+
+Bytes bytes_of_tensor(size_t size) { return size <= kMostOwnBytes ? Bytes::of_own(size) : Bytes(size); }
 
 size_t byte_count(const Shape& shape, DType dtype) {
   const auto count = static_cast<size_t>(element_count(shape));
@@ -96,11 +99,31 @@ Bytes::Bytes(size_t size) {
   if (file.fd < 0) fail(size, "create", std::strerror(errno));
   if (ftruncate(file.fd, static_cast<off_t>(size)) != 0) fail(size, "allocate", std::strerror(errno));
   data_ = map_shared(file.fd, size, /*writable=*/true);
-  // A forked worker does not inherit this mapping: it gets tensors only as descriptors, so its stray writes can't hit
-  // them.
+  // A forked worker does not inherit this mapping, so its stray writes can't hit it; small tensors it inherits as
+  // copies.
   madvise(data_, size, MADV_DONTFORK);
   size_ = size;
   fd_ = file.release();
+}
+
+Bytes Bytes::of_own(size_t size) {
+  constexpr size_t kAlignment = 64;
+  Bytes bytes;
+  if (size == 0) return bytes;
+  require_physical_memory(size);
+  void* const memory = std::aligned_alloc(kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment);
+  if (memory == nullptr) fail(size, "allocate", std::strerror(errno));
+  std::memset(memory, 0, size);
+  bytes.data_ = static_cast<std::byte*>(memory);
+  bytes.size_ = size;
+  return bytes;
+}
+
+void Bytes::share() {
+  if (fd_ >= 0 || size_ == 0) return;
+  Bytes shared(size_);
+  std::memcpy(shared.data_, data_, size_);
+  *this = std::move(shared);
 }
 
 void Bytes::forbid_writes_by_others() const {
@@ -142,12 +165,19 @@ Bytes& Bytes::operator=(Bytes&& other) noexcept {
 }
 
 Bytes::~Bytes() {
-  if (data_ != nullptr) munmap(data_, size_);
-  if (fd_ >= 0) close(fd_);
+  if (fd_ < 0) {
+    std::free(data_);
+  } else {
+    munmap(data_, size_);
+    close(fd_);
+  }
 }
 
 Tensor::Tensor(std::string tensor_name, DType type, Shape extents)
-    : name(std::move(tensor_name)), dtype(type), shape(std::move(extents)), bytes(byte_count(shape, type)) {}
+    : name(std::move(tensor_name)),
+      dtype(type),
+      shape(std::move(extents)),
+      bytes(bytes_of_tensor(byte_count(shape, type))) {}
 
 double Tensor::at(int64_t index) const {
   if (index < 0 || index >= count()) {

@@ -21,6 +21,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/external_process.hpp"
+#include "base/heap.hpp"
 #include "base/host_memory.hpp"
 #include "base/paths.hpp"
 #include "base/sandbox.hpp"
@@ -78,11 +79,13 @@ json hello(const std::vector<Candidate>& candidates, const Device& device, bool 
           {"cuda_devices", count_cuda_devices ? cuda_device_count() : 0}};
 }
 
-void say(const json& body) { send_message(kChildSocket, body, {}, Clock::now() + kSayLimit); }
+void say(const json& body, std::string_view bytes = {}) {
+  send_message(kChildSocket, body, {}, Clock::now() + kSayLimit, bytes);
+}
 
-/// Runs one candidate, or times several.
+/// Runs one candidate, or times several. `bytes`: what goes beside the answer.
 json answer_to(const json& request, Device& device, const std::vector<Candidate>& candidates, RankLink* ranks,
-               External* external, PluginHosts* hosts, std::vector<Descriptor>& descriptors) {
+               External* external, PluginHosts* hosts, ArrivedMemory& memory, std::string& bytes) {
   if (const auto end = hosts != nullptr ? hosts->end() : std::nullopt) {
     const auto crashed = [&](auto result) {
       result.status = RunStatus::crashed;
@@ -91,26 +94,25 @@ json answer_to(const json& request, Device& device, const std::vector<Candidate>
     };
     return request.contains("bench") ? crashed(BenchResult()) : crashed(RunResult());
   }
-  size_t next = 0;
   const Case c = decode_case(request.at("case"));
   if (request.contains("bench")) {
     std::vector<const Candidate*> chosen;
     for (const json& index : request.at("candidates")) chosen.push_back(&candidates.at(index.get<size_t>()));
     BenchData data;
-    for (const json& set : request.at("inputs"))
-      data.inputs.push_back(decode_tensors(set, descriptors, next, /*writable=*/false));
+    for (const json& set : request.at("inputs")) data.inputs.push_back(decode_tensors(set, Role::input, memory));
     for (const json& of_candidate : request.at("outputs")) {
       auto& outputs = data.outputs.emplace_back();
-      for (const json& set : of_candidate) outputs.push_back(decode_tensors(set, descriptors, next, /*writable=*/true));
+      for (const json& set : of_candidate) outputs.push_back(decode_tensors(set, Role::output, memory));
     }
     return encode(bench_candidates(device, chosen, c, data, decode_plan(request.at("bench"))));
   }
-  const std::vector<Tensor> inputs = decode_tensors(request.at("inputs"), descriptors, next, /*writable=*/false);
-  std::vector<Tensor> outputs = decode_tensors(request.at("outputs"), descriptors, next, /*writable=*/true);
+  const std::vector<Tensor> inputs = decode_tensors(request.at("inputs"), Role::input, memory);
+  std::vector<Tensor> outputs = decode_tensors(request.at("outputs"), Role::output, memory);
   const RunChecks checks = decode_checks(request.at("checks"));
   if (ranks != nullptr) ranks->begin(checks.rank_limit);
   RunResult result =
       run_candidate(device, candidates.at(request.at("candidate").get<size_t>()), c, inputs, outputs, checks);
+  if (checks.outputs && result.status == RunStatus::ok) bytes = own_bytes(outputs);
   if (ranks != nullptr) {
     ranks->end();
     device.abort_comms();  // the other ranks' processes are gone: the next request makes new communicators
@@ -133,17 +135,25 @@ void serve(Device& device, const std::vector<Candidate>& candidates, RankLink* r
   while (receive_message(kChildSocket, message, never, kAlwaysAlive) == Received::message) {
     const json request = json::parse(message.body);
     if (const auto allowed = request.at("allowed_bytes").get<uint64_t>(); allowed > 0) {
-      const uint64_t has = in_all ? at_start : used();
-      if (hosts != nullptr) hosts->limit_memory(allowed, in_all);
-      if (external != nullptr) external->limit_memory(has, allowed);
-      if (hosts == nullptr && external == nullptr) limit_own_memory(has, allowed);
+      if (hosts != nullptr) {
+        hosts->limit_memory(allowed, in_all);
+      } else {
+        const uint64_t has = in_all ? at_start : used();
+        if (external != nullptr) {
+          external->limit_memory(has, allowed);
+        } else {
+          limit_own_memory(has, allowed);
+        }
+      }
     }
-    json answer = answer_to(request, device, candidates, ranks, external, hosts, message.descriptors);
+    ArrivedMemory memory(std::move(message));
+    std::string bytes;
+    json answer = answer_to(request, device, candidates, ranks, external, hosts, memory, bytes);
     fflush(stdout);  // what the plugin printed belongs to this case
     // A candidate that forked came back twice; only the worker itself may answer.
     if (getpid() != own_pid) _exit(0);
     answer["request"] = request.at("request");
-    say(answer);
+    say(answer, bytes);
   }
 }
 
@@ -197,6 +207,8 @@ int run_child(int socket, const WorkerConfig& config) {
     detach_from_parent(socket, config.ranks  ? config.ranks->channel
                                : asks_socket ? config.external->descriptor
                                              : kNoChannel);
+    // Candidates run in this process.
+    if (!config.external && !has_plugin_host(config)) return_freed_memory();
     try {
       std::optional<External> external;
       if (config.external) {

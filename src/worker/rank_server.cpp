@@ -23,6 +23,7 @@
 #include "base/error.hpp"
 #include "base/external_process.hpp"
 #include "base/frame.hpp"
+#include "base/heap.hpp"
 #include "base/host_memory.hpp"
 #include "run/rank.hpp"
 #include "worker/child.hpp"
@@ -207,6 +208,7 @@ class Serving {
 
 /// The body of a process that holds the rank: serves until the other end of `socket` closes. Returns the exit code.
 int hold_rank(int socket, const RankServer& server) {
+  return_freed_memory();  // candidates run in this process
   int code = 0;
   try {
     detach_from_parent(socket, kNoChannel);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -21,6 +22,15 @@ json encode_bits(const BitDifference& bits) {
 BitDifference decode_bits(const json& json) {
   return {json.at(0).get<int64_t>(), json.at(1).get<int64_t>(), json.at(2).get<int64_t>(), json.at(3).get<uint64_t>(),
           json.at(4).get<uint64_t>()};
+}
+
+/// Fills a tensor with the bytes from `used` on.
+void take(std::string_view bytes, size_t& used, Tensor& tensor) {
+  const size_t needed = tensor.bytes.size();
+  if (needed == 0) return;
+  if (bytes.size() - used < needed) throw WireError("bytes of tensor '" + tensor.name + "' are missing");
+  std::memcpy(tensor.bytes.data(), bytes.data() + used, needed);
+  used += needed;
 }
 
 }  // namespace
@@ -250,17 +260,41 @@ DeviceInfo decode_device(const json& json) {
   return info;
 }
 
-json encode(const std::vector<Tensor>& tensors, std::vector<int>& descriptors) {
+void share_most(std::vector<Tensor>& outputs) {
+  size_t beside = 0;
+  for (Tensor& output : outputs) {
+    if (output.bytes.fd() >= 0) continue;
+    if (beside + output.bytes.size() > kMostBytesBeside) {
+      output.bytes.share();
+    } else {
+      beside += output.bytes.size();
+    }
+  }
+}
+
+json encode(const std::vector<Tensor>& tensors, Role role, TensorMemory& memory) {
   json list = json::array();
   for (const Tensor& tensor : tensors) {
     list.push_back({{"name", tensor.name}, {"dtype", static_cast<int>(tensor.dtype)}, {"shape", tensor.shape}});
-    if (tensor.bytes.size() > 0) descriptors.push_back(tensor.bytes.fd());  // no rows: no memory
+    if (tensor.bytes.size() == 0) continue;  // no rows: no memory
+    const Bytes* bytes = &tensor.bytes;
+    if (role == Role::input && bytes->fd() < 0 && memory.bytes.size() + bytes->size() > kMostBytesBeside) {
+      bytes = &memory.copies.emplace_back(bytes->size());
+      std::memcpy(memory.copies.back().data(), tensor.bytes.data(), tensor.bytes.size());
+      bytes->forbid_writes_by_others();
+    }
+    const bool is_shared = bytes->fd() >= 0;
+    list.back()["shared"] = is_shared;
+    if (is_shared) {
+      memory.descriptors.push_back(bytes->fd());
+    } else if (role == Role::input) {
+      memory.bytes.append(reinterpret_cast<const char*>(bytes->data()), bytes->size());
+    }
   }
   return list;
 }
 
-std::vector<Tensor> decode_tensors(const json& json, std::vector<Descriptor>& descriptors, size_t& next,
-                                   bool writable) {
+std::vector<Tensor> decode_tensors(const json& json, Role role, ArrivedMemory& memory) {
   std::vector<Tensor> tensors;
   for (const auto& item : json) {
     Tensor tensor;
@@ -271,12 +305,34 @@ std::vector<Tensor> decode_tensors(const json& json, std::vector<Descriptor>& de
     tensor.shape = item.at("shape").get<Shape>();
     const size_t bytes = static_cast<size_t>(tensor.count()) * info(tensor.dtype).bytes;
     if (!tensor.name.empty() && bytes > 0) {
-      if (next >= descriptors.size()) throw WireError("no descriptor for tensor '" + tensor.name + "'");
-      tensor.bytes = Bytes::map(descriptors[next++].release(), bytes, writable);
+      if (item.at("shared").get<bool>()) {
+        std::vector<Descriptor>& descriptors = memory.message.descriptors;
+        if (memory.descriptors >= descriptors.size()) throw WireError("no descriptor for tensor '" + tensor.name + "'");
+        tensor.bytes = Bytes::map(descriptors[memory.descriptors++].release(), bytes, role == Role::output);
+      } else {
+        tensor.bytes = Bytes::of_own(bytes);
+        if (role == Role::input) take(memory.message.bytes, memory.bytes, tensor);
+      }
     }
     tensors.push_back(std::move(tensor));
   }
   return tensors;
+}
+
+std::string own_bytes(const std::vector<Tensor>& tensors) {
+  std::string bytes;
+  for (const Tensor& tensor : tensors) {
+    if (tensor.bytes.fd() < 0) bytes.append(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
+  }
+  return bytes;
+}
+
+void take_own_bytes(std::string_view bytes, std::vector<Tensor>& tensors) {
+  size_t used = 0;
+  for (Tensor& tensor : tensors) {
+    if (tensor.bytes.fd() < 0) take(bytes, used, tensor);
+  }
+  if (used != bytes.size()) throw WireError("more bytes arrived than its tensors have");
 }
 
 }  // namespace checkop

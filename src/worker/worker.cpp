@@ -340,7 +340,7 @@ std::optional<Worker::Failure> Worker::guarded(const std::function<void()>& body
 }
 
 /// Sends a request, to a fresh process where there is none. Throws Failure where the process has died.
-void Worker::send(json request, const std::vector<int>& descriptors, std::chrono::seconds limit) {
+void Worker::send(json request, const TensorMemory& memory, std::chrono::seconds limit) {
   if (!process_) start();
   limit_ = limit;
   deadline_ = Clock::now() + limit;
@@ -351,12 +351,12 @@ void Worker::send(json request, const std::vector<int>& descriptors, std::chrono
   if (!process_->child.is_alive()) {  // a thread of the candidate can outlive the answer, and then crash
     throw Failure{RunStatus::crashed, "between two cases: " + process_->bury()};
   }
-  send_message(process_->socket.get(), request, descriptors, deadline_);
+  send_message(process_->socket.get(), request, memory.descriptors, deadline_, memory.bytes);
 }
 
-/// The answer to the latest request. An answer that has arrived is accepted even after the deadline. Throws Failure if
-/// none comes, WireError if it answers another request.
-json Worker::receive() {
+/// The answer to the latest request, and the bytes beside it. An answer that has arrived is accepted even after the
+/// deadline. Throws Failure if none comes, WireError if it answers another request.
+json Worker::receive(std::string& bytes) {
   const auto goes_on = [&] {
     stop_if_interrupted();
     return process_->child.is_alive();
@@ -369,6 +369,7 @@ json Worker::receive() {
       // lint: allow message, a worker that breaks the protocol
       if (answer.at("request") != request_number_) throw WireError("its answer is not to this request");
       process_->ends_in_order = config_.device != "cpu" && has_plugin_host(config_);
+      bytes = std::move(message.bytes);
       return answer;
     }
     case Received::end:
@@ -387,11 +388,15 @@ void Worker::begin(const std::string& candidate, const Case& c, const std::vecto
   if (local_) return;
   for (const Tensor& input : inputs) input.bytes.forbid_writes_by_others();
   pending_->failure = guarded([&] {
-    std::vector<int> descriptors;
-    json request{
-        {"candidate", pending_->candidate},        {"case", encode(c)},        {"inputs", encode(inputs, descriptors)},
-        {"outputs", encode(outputs, descriptors)}, {"checks", encode(checks)}, {"allowed_bytes", allowed_bytes(c)}};
-    send(std::move(request), descriptors, limit);
+    share_most(outputs);
+    TensorMemory memory;
+    json request{{"candidate", pending_->candidate},
+                 {"case", encode(c)},
+                 {"inputs", encode(inputs, Role::input, memory)},
+                 {"outputs", encode(outputs, Role::output, memory)},
+                 {"checks", encode(checks)},
+                 {"allowed_bytes", allowed_bytes(c)}};
+    send(std::move(request), memory, limit);
   });
 }
 
@@ -409,8 +414,10 @@ RunResult Worker::finish() {
   std::optional<Failure> failure = std::move(run->failure);
   if (!failure) {
     failure = guarded([&] {
-      result = decode_result(receive());
+      std::string bytes;
+      result = decode_result(receive(bytes));
       require_complete(*run->c, info_.device.value(), run->checks, result);
+      if (run->checks.outputs && result.status == RunStatus::ok) take_own_bytes(bytes, *run->outputs);
       if (result.status == RunStatus::no_memory && process_->allowed_bytes > 0)
         result.message += fmt::format("; it may have {}", format_bytes(process_->allowed_bytes));
       // A command has none of this process's memory.
@@ -443,19 +450,26 @@ BenchResult Worker::bench(const std::vector<std::string>& candidates, const Case
   }
   BenchResult result;
   std::optional<Failure> failure = guarded([&] {
-    std::vector<int> descriptors;
+    TensorMemory memory;
     json request{{"candidates", indices},    {"case", encode(c)},     {"inputs", json::array()},
                  {"outputs", json::array()}, {"bench", encode(plan)}, {"allowed_bytes", allowed_bytes(c)}};
-    for (const std::vector<Tensor>& inputs : data.inputs) {
-      for (const Tensor& input : inputs) input.bytes.forbid_writes_by_others();
-      request["inputs"].push_back(encode(inputs, descriptors));
+    for (std::vector<Tensor>& inputs : data.inputs) {
+      for (Tensor& input : inputs) {
+        input.bytes.share();
+        input.bytes.forbid_writes_by_others();
+      }
+      request["inputs"].push_back(encode(inputs, Role::input, memory));
     }
-    for (const auto& of_candidate : data.outputs) {
+    for (auto& of_candidate : data.outputs) {
       json& list = request["outputs"].emplace_back(json::array());
-      for (const std::vector<Tensor>& outputs : of_candidate) list.push_back(encode(outputs, descriptors));
+      for (std::vector<Tensor>& outputs : of_candidate) {
+        for (Tensor& output : outputs) output.bytes.share();
+        list.push_back(encode(outputs, Role::output, memory));
+      }
     }
-    send(std::move(request), descriptors, limit);
-    result = decode_bench(receive());
+    send(std::move(request), memory, limit);
+    std::string none;
+    result = decode_bench(receive(none));
     require_complete(data, plan, result);
     const auto has_ended = [](const BenchRun& run) {
       return run.status != RunStatus::ok && run.status != RunStatus::unsupported;

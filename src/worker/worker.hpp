@@ -62,7 +62,8 @@ class Isolation {
   bool before_;
 };
 
-class LocalWorker;  // in worker.cpp
+class LocalWorker;    // in worker.cpp
+struct TensorMemory;  // in wire.hpp
 
 /// A child process that loads plugins and runs cases. Killed when destroyed.
 class Worker {
@@ -75,8 +76,8 @@ class Worker {
 
   const WorkerInfo& info() const;
   /// Begins to run `candidate` of this worker's plugins and returns while the process works; the time limit counts from
-  /// here. All arguments must live until finish(). Without a process of its own, the worker runs the candidate in
-  /// finish().
+  /// here. Moves outputs that do not fit beside an answer to shared memory, see Bytes::share(). All arguments must live
+  /// until finish(). Without a process of its own, the worker runs the candidate in finish().
   void begin(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
              std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit);
   /// Whether the process has answered what begin() sent it, or has ended; false without a process of its own.
@@ -90,6 +91,7 @@ class Worker {
 
   /// Times `candidates` in turns; see bench_candidates(). A time-out of any of them ends the whole, and is the status
   /// of the result, as is a crash where the candidates have no processes of their own; the next call starts fresh ones.
+  /// With a process of its own, the worker moves all tensors of `data` to shared memory, see Bytes::share().
   BenchResult bench(const std::vector<std::string>& candidates, const Case& c, BenchData& data, const BenchPlan& plan,
                     std::chrono::seconds limit);
 
@@ -99,8 +101,8 @@ class Worker {
   struct Failure;
   void start();
   std::optional<Failure> guarded(const std::function<void()>& body);
-  void send(nlohmann::json request, const std::vector<int>& descriptors, std::chrono::seconds limit);
-  nlohmann::json receive();
+  void send(nlohmann::json request, const TensorMemory& memory, std::chrono::seconds limit);
+  nlohmann::json receive(std::string& bytes);
   std::string words_of_external() const;        ///< "" when there is none
   uint64_t allowed_bytes(const Case& c) const;  ///< that a candidate may use now; 0: no limit
   size_t index_of(const std::string& candidate, const Case& c) const;

@@ -312,6 +312,8 @@ TEST(Refusal, MessagesOfTokensAndGroups) {
        "samples_per_prompt is 1, expected a divisor of the batch of 4 that is at least 2"},
       {"group_norm", kForward, [](SpoiltCall& c) { c.elements<int64_t>("group_boundaries")[0] = 1; },
        "group_boundaries must start with 0, increase, and end with the batch of 4"},
+      {"group_norm", kForward, [](SpoiltCall& c) { c.reshape("group_boundaries", c.shapes[1][0], 2); },
+       "group_boundaries: rank 2, expected 1"},
       {"grpo_loss", kForward, [](SpoiltCall& c) { c.reshape("rewards", 1000); },
        "rewards: 1000 do not divide 30 tokens"},
       {"pack", kForward, [](SpoiltCall& c) { c.reshape("mask", 20); }, "expected rank 2 for mask and rank 3 for x"},

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <exception>
 #include <thread>
@@ -61,6 +62,17 @@ checkop_status closes_descriptors(const checkop_call* call) {
   return multiply(call);
 }
 
+/// Reads memory that it has given back.
+checkop_status uses_freed_memory(const checkop_call* call) {
+  const checkop_status status = multiply(call);
+  constexpr size_t kBytes = size_t{24} << 20;  // more than a block that is free already
+  volatile char* const memory = static_cast<char*>(std::malloc(kBytes));
+  memory[0] = 1;
+  const volatile auto address = reinterpret_cast<uintptr_t>(memory);  // hides from the compiler what is read
+  std::free(const_cast<char*>(memory));
+  return *reinterpret_cast<volatile char*>(address + kBytes / 2) == 1 ? CHECKOP_FAILED : status;
+}
+
 /// Right, but crashes for sums of 10, 20, ... terms.
 checkop_status crashes_every_tenth(const checkop_call* call) {
   if (call->inputs[1].shape[0] % 10 == 0) raise(SIGSEGV);
@@ -82,6 +94,7 @@ constexpr checkop_kernel kKernels[] = {
     kernel("closes_everything", closes_everything),
     kernel("closes_descriptors", closes_descriptors),
     kernel("prints", prints),
+    kernel("uses_freed_memory", uses_freed_memory),
     kernel("crashes_every_tenth", crashes_every_tenth),
     kernel("honest", multiply),
 };

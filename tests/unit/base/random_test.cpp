@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 #include <set>
+#include <thread>
+#include <vector>
 
 #include "base/random.hpp"
 
@@ -126,6 +128,34 @@ TEST(Stream, BulkDrawsAreTheSingleOnes) {
   for (int i = 0; i < 7; ++i) {
     EXPECT_EQ(values[i], static_cast<double>(stream.below(static_cast<uint64_t>(2 + i), 9)) - 4);
   }
+}
+
+// Draws are kept: of more streams than there is room for, in changing sizes, each twice.
+TEST(Stream, BulkDrawsFromABeginAreTheSingleOnesWhateverWasDrawnBefore) {
+  std::vector<double> values(kDrawBuffer + 1);
+  for (const int64_t n : {3, 1024, 5, 100}) {
+    for (uint64_t seed = 0; seed < 3000; ++seed) {
+      const Stream stream = Stream::derive(seed / 2, "op", "tensor");
+      const int64_t first = seed % 4 < 2 ? 0 : kDrawBuffer;
+      stream.normals(first, values.data(), n);
+      for (int64_t i = 0; i < n; i += 1 + n / 4)
+        ASSERT_EQ(values[static_cast<size_t>(i)], stream.normal(static_cast<uint64_t>(first + i))) << seed;
+    }
+  }
+}
+
+TEST(Stream, BulkDrawsOfSeveralThreadsAreTheSingleOnes) {
+  const auto draw = [] {
+    std::vector<double> values(kDrawBuffer + 1);
+    for (uint64_t seed = 0; seed < 2000; ++seed) {
+      const Stream stream = Stream::derive(seed % 7, "op", "tensor");
+      stream.normals(0, values.data(), 10 + static_cast<int64_t>(seed % 5));
+      EXPECT_EQ(values[9], stream.normal(9));
+    }
+  };
+  std::thread other(draw);
+  draw();
+  other.join();
 }
 
 }  // namespace

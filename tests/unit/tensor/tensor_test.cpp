@@ -110,6 +110,27 @@ TEST(Bytes, SizeZeroNeedsNoDescriptor) {
   EXPECT_EQ(Bytes::map(-1, 0, true).size(), 0u);
 }
 
+TEST(Bytes, OwnMemoryIsZeroWithoutADescriptorUntilItIsShared) {
+  Bytes bytes = Bytes::of_own(1000);
+  ASSERT_EQ(bytes.size(), 1000u);
+  EXPECT_EQ(bytes.fd(), -1);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(bytes.data()) % 64, 0u);
+  for (size_t i = 0; i < bytes.size(); ++i) ASSERT_EQ(bytes.data()[i], std::byte{0});
+  bytes.data()[999] = std::byte{7};
+  bytes.share();
+  ASSERT_GE(bytes.fd(), 0);
+  EXPECT_EQ(Bytes::map(dup(bytes.fd()), bytes.size(), false).data()[999], std::byte{7});
+  const int fd = bytes.fd();
+  bytes.share();
+  EXPECT_EQ(bytes.fd(), fd);
+}
+
+TEST(Bytes, TensorsAreSharedIfTheyAreLarge) {
+  constexpr auto kMost = static_cast<int64_t>(kMostOwnBytes);
+  EXPECT_EQ(Tensor("x", DType::u8, {kMost}).bytes.fd(), -1);
+  EXPECT_GE(Tensor("x", DType::u8, {kMost + 1}).bytes.fd(), 0);
+}
+
 TEST(Bytes, MapTakesTheDescriptorEvenWhenItFails) {
   const Bytes ours(4096);
   const int copy = dup(ours.fd());

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -30,8 +31,8 @@ struct WireSocket : testing::Test {
     far = Descriptor(fds[1]);
   }
 
-  void send(const json& body, const std::vector<int>& descriptors = {}) {
-    send_message(near.get(), body, descriptors, Clock::now() + 10s);
+  void send(const json& body, const std::vector<int>& descriptors = {}, std::string_view bytes = {}) {
+    send_message(near.get(), body, descriptors, Clock::now() + 10s, bytes);
   }
   Received receive(Clock::duration limit = 10s, const std::function<bool()>& is_alive = kAlive) {
     return receive_message(far.get(), message, Clock::now() + limit, is_alive);
@@ -67,8 +68,8 @@ struct WireSocket : testing::Test {
   Message message;
 };
 
-// The header as it travels: uint32 magic, uint32 descriptors, uint64 bytes of the body.
-constexpr size_t kDescriptorsAt = 4, kBodyBytesAt = 8, kHeaderBytes = 16;
+// The header as it travels: uint32 magic, uint32 descriptors, uint64 bytes of the body, uint64 bytes beside it.
+constexpr size_t kDescriptorsAt = 4, kBodyBytesAt = 8, kBytesAt = 16, kHeaderBytes = 24;
 constexpr uint64_t kMaxBody = uint64_t{64} << 20;
 
 template <class T>
@@ -99,6 +100,17 @@ TEST_F(WireSocket, MessageArrivesAsItWasSent) {
   EXPECT_TRUE(message.descriptors.empty());
 }
 
+TEST_F(WireSocket, BytesBesideTheBodyArriveAsTheyAre) {
+  const std::string bytes("a\0\xff}", 4);
+  send("body", {}, bytes);
+  ASSERT_EQ(receive(), Received::message);
+  EXPECT_EQ(message.body, "\"body\"");
+  EXPECT_EQ(message.bytes, bytes);
+  send("next");
+  ASSERT_EQ(receive(), Received::message);
+  EXPECT_EQ(message.bytes, "");
+}
+
 TEST_F(WireSocket, MessageLargerThanTheSocketsBufferArrives) {
   const std::string text(8 << 20, 'x');
   std::thread sender([&] { send(text, {near.get()}); });
@@ -123,6 +135,11 @@ TEST_F(WireSocket, BytesOfSomebodyElseAreNoMessage) {
 
 TEST_F(WireSocket, FrameBeyondTheLimitIsRefusedBeforeItsBodyIsRead) {
   send_raw(patched(frame({}), kBodyBytesAt, kMaxBody + 1).substr(0, kHeaderBytes));
+  EXPECT_EQ(error_of([&] { receive(); }), "malformed message: wrong magic number or too long");
+}
+
+TEST_F(WireSocket, BytesBeyondTheLimitAreRefused) {
+  send_raw(patched(frame({}), kBytesAt, kMaxBody + 1));
   EXPECT_EQ(error_of([&] { receive(); }), "malformed message: wrong magic number or too long");
 }
 
@@ -348,18 +365,31 @@ std::vector<Tensor> two_tensors() {
   return tensors;
 }
 
-/// `tensors` as they arrive in this process, where the descriptors are duplicated instead of sent.
-std::vector<Tensor> arrived(const std::vector<Tensor>& tensors, bool writable, size_t lost = 0) {
-  std::vector<int> fds;
-  const json sent = encode(tensors, fds);
-  std::vector<Descriptor> descriptors;
-  for (size_t i = 0; i + lost < fds.size(); ++i) descriptors.emplace_back(dup(fds[i]));
-  size_t next = 0;
-  return decode_tensors(json::parse(dump(sent)), descriptors, next, writable);
+/// The same in shared memory.
+std::vector<Tensor> two_shared_tensors() {
+  std::vector<Tensor> tensors = two_tensors();
+  tensors[1].bytes.share();
+  return tensors;
 }
 
-TEST(Wire, TensorsArriveWithNameTypeShapeAndContent) {
-  const auto back = arrived(two_tensors(), false);
+/// `tensors` as they arrive in this process, where the descriptors are duplicated instead of sent. The last `lost`
+/// descriptors and bytes do not arrive.
+std::vector<Tensor> arrived(const std::vector<Tensor>& tensors, Role role, size_t lost = 0) {
+  TensorMemory sent;
+  const json body = encode(tensors, role, sent);
+  Message message;
+  for (size_t i = 0; i + lost < sent.descriptors.size(); ++i)
+    message.descriptors.emplace_back(dup(sent.descriptors[i]));
+  message.bytes = sent.bytes.substr(0, sent.bytes.size() - std::min(sent.bytes.size(), lost));
+  ArrivedMemory memory(std::move(message));
+  return decode_tensors(json::parse(dump(body)), role, memory);
+}
+
+class WireTensors : public testing::TestWithParam<std::vector<Tensor> (*)()> {};
+INSTANTIATE_TEST_SUITE_P(OwnAndShared, WireTensors, testing::Values(&two_tensors, &two_shared_tensors));
+
+TEST_P(WireTensors, ArriveWithNameTypeShapeAndContent) {
+  const auto back = arrived(GetParam()(), Role::input);
   ASSERT_EQ(back.size(), 2u);
   EXPECT_EQ(back[1].name, "x");
   EXPECT_EQ(back[1].dtype, DType::i32);
@@ -368,25 +398,69 @@ TEST(Wire, TensorsArriveWithNameTypeShapeAndContent) {
   EXPECT_EQ(back[1].at(1), 8.0);
 }
 
-TEST(Wire, AbsentTensorStaysAbsentAndTakesNoDescriptor) {
-  const auto back = arrived(two_tensors(), false);
+TEST_P(WireTensors, AbsentOneStaysAbsentAndTakesNoMemory) {
+  const auto back = arrived(GetParam()(), Role::input);
   EXPECT_EQ(back.at(0).name, "");
   EXPECT_EQ(back.at(0).bytes.data(), nullptr);
 }
 
-TEST(Wire, WritesToATensorAreSeenOnTheOtherSide) {
-  const auto tensors = two_tensors();
-  arrived(tensors, true)[1].set(1, 99);
+TEST(Wire, WritesToASharedOutputAreSeenOnTheOtherSide) {
+  const auto tensors = two_shared_tensors();
+  arrived(tensors, Role::output)[1].set(1, 99);
   EXPECT_EQ(tensors[1].at(1), 99.0);
 }
 
-TEST(WireDeathTest, InputsCanNotBeWritten) {
-  auto back = arrived(two_tensors(), false);
+TEST(Wire, OwnOutputsArriveAsZerosAndComeBackAsBytes) {
+  auto tensors = two_tensors();
+  auto back = arrived(tensors, Role::output);
+  EXPECT_EQ(back[1].at(0), 0.0);
+  back[1].set(1, 99);
+  EXPECT_EQ(tensors[1].at(1), 8.0);
+  const std::string bytes = own_bytes(back);
+  take_own_bytes(bytes, tensors);
+  EXPECT_EQ(tensors[1].at(0), 0.0);
+  EXPECT_EQ(tensors[1].at(1), 99.0);
+  EXPECT_EQ(error_of([&] { take_own_bytes(bytes.substr(1), tensors); }), "bytes of tensor 'x' are missing");
+  EXPECT_EQ(error_of([&] { take_own_bytes(bytes + "x", tensors); }), "more bytes arrived than its tensors have");
+  EXPECT_EQ(own_bytes(two_shared_tensors()), "");
+}
+
+std::vector<Tensor> four_own_tensors() {
+  std::vector<Tensor> tensors;
+  for (const char* name : {"a", "b", "c", "d"}) {
+    tensors.emplace_back(name, DType::i32, Shape{10'000}).set(9'999, name[0]);
+    EXPECT_EQ(tensors.back().bytes.fd(), -1);
+  }
+  return tensors;
+}
+
+TEST(Wire, InputsGoBesideTheMessageOnlyAsFarAsTheyFit) {
+  const std::vector<Tensor> tensors = four_own_tensors();
+  TensorMemory memory;
+  encode(tensors, Role::input, memory);
+  EXPECT_EQ(memory.bytes.size(), 80'000u);
+  EXPECT_EQ(memory.descriptors.size(), 2u);
+  const auto back = arrived(tensors, Role::input);
+  ASSERT_EQ(back.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(back[i].at(9'999), tensors[i].at(9'999));
+}
+
+TEST(Wire, OutputsComeBackBesideTheMessageOnlyAsFarAsTheyFit) {
+  std::vector<Tensor> tensors = four_own_tensors();
+  share_most(tensors);
+  EXPECT_EQ(own_bytes(tensors).size(), 80'000u);
+  EXPECT_GE(tensors[3].bytes.fd(), 0);
+  EXPECT_EQ(tensors[3].at(9'999), 'd');
+}
+
+TEST(WireDeathTest, SharedInputsCanNotBeWritten) {
+  auto back = arrived(two_shared_tensors(), Role::input);
   EXPECT_DEATH(back[1].set(0, 1), "");
 }
 
-TEST(Wire, TensorWithoutDescriptorIsAnError) {
-  EXPECT_EQ(error_of([] { arrived(two_tensors(), false, 1); }), "no descriptor for tensor 'x'");
+TEST(Wire, TensorWithoutMemoryIsAnError) {
+  EXPECT_EQ(error_of([] { arrived(two_shared_tensors(), Role::input, 1); }), "no descriptor for tensor 'x'");
+  EXPECT_EQ(error_of([] { arrived(two_tensors(), Role::input, 1); }), "bytes of tensor 'x' are missing");
 }
 
 TEST(Wire, NumbersThatNameNothingAreErrors) {
@@ -394,18 +468,20 @@ TEST(Wire, NumbersThatNameNothingAreErrors) {
   json result = encode(RunResult{});
   result["contexts"] = json::array({json::array({99, "", true, "", 0})});
   EXPECT_EQ(error_of([&] { decode_result(result); }), "a context of no known axis");
-  std::vector<int> fds;
-  json sent = encode(two_tensors(), fds);
+  TensorMemory memory;
+  json sent = encode(two_tensors(), Role::input, memory);
   sent[1]["dtype"] = 99;
-  std::vector<Descriptor> descriptors;
-  size_t next = 0;
-  EXPECT_EQ(error_of([&] { decode_tensors(sent, descriptors, next, false); }), "a tensor of no known dtype");
+  ArrivedMemory none{Message()};
+  EXPECT_EQ(error_of([&] { decode_tensors(sent, Role::input, none); }), "a tensor of no known dtype");
 }
 
 TEST(Wire, TensorLargerThanItsMemoryIsAnError) {
-  auto tensors = two_tensors();
+  auto tensors = two_shared_tensors();
   tensors[1].shape = {3};
-  EXPECT_THROW(arrived(tensors, false), InputError);
+  EXPECT_THROW(arrived(tensors, Role::input), InputError);
+  tensors = two_tensors();
+  tensors[1].shape = {3};
+  EXPECT_EQ(error_of([&] { arrived(tensors, Role::input); }), "bytes of tensor 'x' are missing");
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "base/error.hpp"
+#include "base/heap.hpp"
 #include "case/inputs.hpp"
 #include "support/message_of.hpp"
 #include "support/run_helper.hpp"
@@ -112,6 +113,21 @@ TEST(Worker, AnswerIsTakenWhenItIsLookedForAfterTheLimit) {
   EXPECT_EQ(to_string(result.status), "ok") << result.message;
 }
 
+// Of outputs that do not fit into the socket's buffer, the worker could not send the whole answer before it is read.
+TEST(Worker, LargeAnswerIsTakenWhenItIsLookedForAfterTheLimit) {
+  Worker worker = make_worker("honest");
+  const Case c = matmul_case(1, 1 << 15);
+  const auto inputs = counting_inputs(c);
+  auto outputs = make_outputs(c);
+  outputs[0].bytes = Bytes::of_own(outputs[0].bytes.size());
+  ASSERT_GT(outputs[0].bytes.size(), size_t{256} << 10);
+  worker.begin("honest", c, inputs, outputs, {}, 3s);
+  std::this_thread::sleep_for(3500ms);
+  const RunResult result = worker.finish();
+  EXPECT_EQ(to_string(result.status), "ok") << result.message;
+  EXPECT_EQ(outputs[0].at(7), product(inputs, 1, 3));
+}
+
 TEST(Worker, PassesAbsentTensorsOn) {
   Worker worker = make_worker("honest");
   for (const bool bias : {false, true}) {
@@ -150,6 +166,21 @@ TEST(Worker, SegmentationFaultIsACrashAndTheNextRunWorks) {
 }
 
 TEST(Worker, AbortIsACrash) { expect_crash("aborts", "killed by signal 6 (Aborted)"); }
+
+#if !defined(CHECKOP_SANITIZED)  // a sanitizer's allocator ends the process in its own way
+TEST(Worker, UseOfFreedMemoryIsACrash) {
+  expect_crash("uses_freed_memory", "killed by signal 11 (Segmentation fault)");
+}
+
+TEST(Worker, UseOfFreedMemoryIsACrashBesideAProcessThatKeepsIt) {
+  keep_freed_memory();
+  WorkerConfig config{{test_plugin("crashes")}, "cpu"};
+  config.in_worker = true;
+  Worker worker(config);
+  return_freed_memory();
+  EXPECT_EQ(run(worker, "uses_freed_memory").message, "killed by signal 11 (Segmentation fault)");
+}
+#endif
 
 TEST(Worker, ExitWithCodeZeroIsACrashAndNeverAPass) { expect_crash("exits", "exited with code 0 before it answered"); }
 
