@@ -22,7 +22,9 @@ namespace checkop::kernels {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kForwardHeads = 4, kBackwardHeads = 2;  // heads of a token that a team has in flight
+constexpr int kForwardHeads = 4, kBackwardHeads = 2;    // heads of a token that a team has in flight
+constexpr int kForwardBlocks = 5, kBackwardBlocks = 4;  // on an SM, whose registers they share
+constexpr int kBackwardSlots = 2;
 constexpr int64_t kAlign = 256;
 
 // --- angles ----------------------------------------------------------------------------------------------------------
@@ -90,9 +92,11 @@ checkop_status read_angles(const checkop_call* call, int64_t head_dim, Angles& t
   return CHECKOP_OK;
 }
 
-/// table[t, i] = (cos a, sign * sin a), times the attention factor. `each`: positions of a token, 1 or 3.
+/// table[t, i] = (cos a, sign * sin a), times the attention factor. `each`: positions of a token, 1 or 3. Starts early,
+/// after a search of IdCheck.
 __global__ void make_table(const int64_t* __restrict__ positions, int each, int64_t tokens, Angles angles, float sign,
                            float2* __restrict__ table) {
+  start_dependent_kernel();
   for (int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; at < tokens * angles.pairs;
        at += int64_t{gridDim.x} * blockDim.x) {
     const int64_t t = at / angles.pairs, i = at % angles.pairs;
@@ -126,29 +130,53 @@ struct Unit {
   static constexpr int kColumns = kGroupColumns<T>;
   Group<T> a, b;
 
-  __device__ void load(const T* __restrict__ row, int64_t first, const Heads& heads) {
-    Pack<T, kColumns> first_pack, second_pack;
-    if (heads.aligned) {
-      const bool neighbours = heads.are_neighbours(first);
-      a = load_group(row, neighbours ? 2 * first : first, heads.head_dim, true);
-      b = load_group(row, neighbours ? 2 * first + kColumns : first + heads.pairs, heads.head_dim, true);
-      if (first >= heads.half()) a.bits = b.bits = make_uint4(0, 0, 0, 0);
-      if (!neighbours) return;
-      const auto low = bit_cast<Pack<T, kColumns>>(a.bits), high = bit_cast<Pack<T, kColumns>>(b.bits);
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) {
-        first_pack.at[i] = i < kColumns / 2 ? low.at[2 * i % kColumns] : high.at[2 * i % kColumns];
-        second_pack.at[i] = i < kColumns / 2 ? low.at[2 * i % kColumns + 1] : high.at[2 * i % kColumns + 1];
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) {
-        const bool exists = first + i < heads.half();
-        first_pack.at[i] = exists ? row[heads.column(first + i, 0)] : from_float<T>(0.0f);
-        second_pack.at[i] = exists ? row[heads.column(first + i, 1)] : from_float<T>(0.0f);
-      }
+  /// Where its first or second word lies in an aligned row.
+  __device__ static int64_t word_column(int64_t first, int word, const Heads& heads) {
+    return heads.are_neighbours(first) ? 2 * first + word * kColumns : first + word * heads.pairs;
+  }
+  /// Brings two words to shared memory, in flight if rows are aligned: then they are those of the row, and otherwise
+  /// `a` and `b` themselves.
+  __device__ static void fetch(const T* __restrict__ row, int64_t first, const Heads& heads, uint4* low, uint4* high) {
+    if (heads.aligned && first < heads.half()) {
+      cp_async(low, row + word_column(first, 0, heads), sizeof(uint4));
+      cp_async(high, row + word_column(first, 1, heads), sizeof(uint4));
+      return;
     }
-    a = {bit_cast<uint4>(first_pack)}, b = {bit_cast<uint4>(second_pack)};
+    T *const firsts = reinterpret_cast<T*>(low), *const seconds = reinterpret_cast<T*>(high);
+#pragma unroll 1
+    for (int i = 0; i < kColumns; ++i) {
+      const bool exists = first + i < heads.half();
+      firsts[i] = exists ? row[heads.column(first + i, 0)] : from_float<T>(0.0f);
+      seconds[i] = exists ? row[heads.column(first + i, 1)] : from_float<T>(0.0f);
+    }
+  }
+  /// Of what fetch() has brought.
+  __device__ static Unit of_words(uint4 low, uint4 high, int64_t first, const Heads& heads) {
+    if (!heads.aligned || !heads.are_neighbours(first)) return {{low}, {high}};
+    Pack<T, kColumns> firsts, seconds;
+    const auto lows = bit_cast<Pack<T, kColumns>>(low), highs = bit_cast<Pack<T, kColumns>>(high);
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      firsts.at[i] = i < kColumns / 2 ? lows.at[2 * i % kColumns] : highs.at[2 * i % kColumns];
+      seconds.at[i] = i < kColumns / 2 ? lows.at[2 * i % kColumns + 1] : highs.at[2 * i % kColumns + 1];
+    }
+    return {{bit_cast<uint4>(firsts)}, {bit_cast<uint4>(seconds)}};
+  }
+  __device__ void load(const T* __restrict__ row, int64_t first, const Heads& heads) {
+    if (heads.aligned) {
+      const int64_t end = first < heads.half() ? heads.head_dim : 0;
+      *this = of_words(load_group(row, word_column(first, 0, heads), end, true).bits,
+                       load_group(row, word_column(first, 1, heads), end, true).bits, first, heads);
+      return;
+    }
+    Pack<T, kColumns> firsts, seconds;
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const bool exists = first + i < heads.half();
+      firsts.at[i] = exists ? row[heads.column(first + i, 0)] : from_float<T>(0.0f);
+      seconds.at[i] = exists ? row[heads.column(first + i, 1)] : from_float<T>(0.0f);
+    }
+    a = {bit_cast<uint4>(firsts)}, b = {bit_cast<uint4>(seconds)};
   }
 };
 
@@ -195,18 +223,34 @@ struct Turns {
 
   __device__ void load(const float2* __restrict__ of_token, int64_t first, const Heads& heads) {
     n = static_cast<int>(max(int64_t{0}, min(int64_t{kColumns}, heads.pairs - first)));
+    if (n == kColumns && heads.pairs % 2 == 0) {
+#pragma unroll
+      for (int i = 0; i < kColumns; i += 2) {
+        const float4 two = *reinterpret_cast<const float4*>(of_token + first + i);
+        at[i] = make_float2(two.x, two.y), at[i + 1] = make_float2(two.z, two.w);
+      }
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) at[i] = i < n ? of_token[first + i] : float2{1.0f, 0.0f};
   }
-  /// Explicit intrinsics, so that all rows round alike.
   __device__ void apply(Pairs<T>& x) const {
+    if (n == kColumns) {
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      if (i >= n) break;
-      const float a = x.a[i], b = x.b[i];
-      x.a[i] = __fmaf_rn(a, at[i].x, -__fmul_rn(b, at[i].y));
-      x.b[i] = __fmaf_rn(b, at[i].x, __fmul_rn(a, at[i].y));
+      for (int i = 0; i < kColumns; ++i) turn(i, x);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i)
+        if (i < n) turn(i, x);
     }
+  }
+
+ private:
+  /// Explicit intrinsics, so that all rows round alike.
+  __device__ void turn(int i, Pairs<T>& x) const {
+    const float a = x.a[i], b = x.b[i];
+    x.a[i] = __fmaf_rn(a, at[i].x, -__fmul_rn(b, at[i].y));
+    x.b[i] = __fmaf_rn(b, at[i].x, __fmul_rn(a, at[i].y));
   }
 };
 
@@ -240,7 +284,12 @@ __device__ float inverse_root(float squares, const Heads& heads) {
 
 // --- passes ----------------------------------------------------------------------------------------------------------
 
-/// Queries or keys. An item is some heads of a token, which share its turns; a team takes an item.
+struct ItemPlace {
+  int64_t token, head;  ///< its first head
+};
+
+/// Queries or keys. An item is some heads of a token, which share its turns; a team takes an item, whose heads are all
+/// on their way to shared memory before it takes the first one.
 template <typename T>
 struct Side {
   const T *x, *weight, *grad;
@@ -250,6 +299,11 @@ struct Side {
   int64_t blocks;
 
   __device__ int64_t chunks(int heads_of_item) const { return ceil_div(n, heads_of_item); }
+  /// Divides in 32 bits: there are fewer than 2^31 items.
+  __device__ ItemPlace place(int64_t item, int heads_of_item) const {
+    const auto of_token = static_cast<unsigned>(chunks(heads_of_item)), at = static_cast<unsigned>(item);
+    return {at / of_token, int64_t{at % of_token} * heads_of_item};
+  }
 };
 
 /// Team sizes for rows of D columns: 8, 16 or 32; `is_long`: a thread has several units.
@@ -298,19 +352,21 @@ __device__ void turn_long_row(const T* __restrict__ x, const T* __restrict__ wei
 
 /// The forward pass. Blocks: those of the queries, then those of the keys.
 template <typename T, class Team>
-__global__ __launch_bounds__(kThreads) void qk_forward(const __grid_constant__ Side<T> q,
-                                                       const __grid_constant__ Side<T> k,
-                                                       const float2* __restrict__ table, Heads heads) {
+__global__ __launch_bounds__(kThreads, kForwardBlocks) void qk_forward(const __grid_constant__ Side<T> q,
+                                                                       const __grid_constant__ Side<T> k,
+                                                                       const float2* __restrict__ table, Heads heads) {
   constexpr int kHeads = kForwardHeads, kColumns = kGroupColumns<T>, team = Team::team;
+  __shared__ uint4 loaded[Team::is_long ? 1 : kHeads][2][kThreads];  // a thread reads only what it has copied itself
   const bool is_q = blockIdx.x < q.blocks;
   const Side<T>& side = is_q ? q : k;
   const int64_t item = (blockIdx.x - (is_q ? 0 : q.blocks)) * Team::kTeams + threadIdx.x / team;
   const bool exists = item < side.items;  // threads without an item still take part in the shuffles
-  const int64_t chunks = side.chunks(kHeads), token = exists ? item / chunks : 0;
-  const int64_t head = exists ? item % chunks * kHeads : 0;
+  const ItemPlace place = side.place(exists ? item : 0, kHeads);
+  const int64_t token = place.token, head = place.head;
   const float2* __restrict__ turns_at = table + token * heads.pairs;
   const auto offset = [&](int h) { return (token * side.n + head + h) * heads.head_dim; };
   if constexpr (Team::is_long) {
+    wait_for_kernel_before();
     for (int h = 0; h < kHeads; ++h) {
       const bool has_row = exists && head + h < side.n;
       const int64_t at = has_row ? offset(h) : 0;
@@ -318,23 +374,28 @@ __global__ __launch_bounds__(kThreads) void qk_forward(const __grid_constant__ S
     }
   } else {
     const int64_t first = threadIdx.x % team * kColumns;
-    Unit<T> units[kHeads];
+    const T* __restrict__ x = side.x + offset(0);
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) {  // beyond the last head, the first one again: read, not written
-      units[h].load(side.x + offset(head + h < side.n ? h : 0), first, heads);
+    for (int h = 0; h < kHeads; ++h) {
+      if (head + h < side.n)
+        Unit<T>::fetch(x + h * heads.head_dim, first, heads, &loaded[h][0][threadIdx.x], &loaded[h][1][threadIdx.x]);
     }
+    cp_async_commit_group();
     Pairs<T> w;
     Turns<T> turns;
     load_weight(side.weight, first, heads, w);
+    wait_for_kernel_before();  // for the table; the rest is older
     turns.load(turns_at, first, heads);
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      Pairs<T> row(units[h]);
+    cp_async_wait_group<0>();
+#pragma unroll 1
+    for (int h = 0; h < kHeads; ++h) {  // teams without a head still take part in the shuffles
+      const bool has_head = exists && head + h < side.n;
+      Pairs<T> row(Unit<T>::of_words(loaded[h][0][threadIdx.x], loaded[h][1][threadIdx.x], first, heads));
       const float scale = inverse_root(team_sum<team>(sum_of_squares(row), 0.0f, nullptr).x, heads);
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) row.a[i] = row.a[i] * scale * w.a[i], row.b[i] = row.b[i] * scale * w.b[i];
       turns.apply(row);
-      if (exists && head + h < side.n) row.store(side.out + offset(h), first, heads);
+      if (has_head) row.store(side.out + offset(h), first, heads);
     }
   }
 }
@@ -346,7 +407,8 @@ __device__ void gradient(const Pairs<T>& x, const Pairs<T>& g, const Pairs<T>& w
   const float pull = mean * scale * scale;
 #pragma unroll
   for (int i = 0; i < kGroupColumns<T>; ++i) {
-    dx.a[i] = scale * (g.a[i] * w.a[i] - x.a[i] * pull), dx.b[i] = scale * (g.b[i] * w.b[i] - x.b[i] * pull);
+    dx.a[i] = scale * __fmaf_rn(-x.a[i], pull, __fmul_rn(g.a[i], w.a[i]));
+    dx.b[i] = scale * __fmaf_rn(-x.b[i], pull, __fmul_rn(g.b[i], w.b[i]));
     sums.a[i] += g.a[i] * x.a[i] * scale, sums.b[i] += g.b[i] * x.b[i] * scale;
   }
 }
@@ -354,41 +416,56 @@ __device__ void gradient(const Pairs<T>& x, const Pairs<T>& g, const Pairs<T>& w
 /// The gradients of a block's items, of heads of at most team units, and one partial row of the weight's gradient.
 /// Teams take items in turn.
 template <typename T, class Team>
-__global__ __launch_bounds__(kThreads) void qk_backward(const __grid_constant__ Side<T> q,
-                                                        const __grid_constant__ Side<T> k,
-                                                        const float2* __restrict__ table, Heads heads) {
+__global__ __launch_bounds__(kThreads, kBackwardBlocks) void qk_backward(const __grid_constant__ Side<T> q,
+                                                                         const __grid_constant__ Side<T> k,
+                                                                         const float2* __restrict__ table, Heads heads,
+                                                                         int slots) {
   constexpr int kHeads = kBackwardHeads, kColumns = kGroupColumns<T>, team = Team::team;
   __shared__ float of_team[Team::kTeams][2][team * kColumns];
   const bool is_q = blockIdx.x < q.blocks;
   const Side<T>& side = is_q ? q : k;
-  const int64_t block = blockIdx.x - (is_q ? 0 : q.blocks), chunks = side.chunks(kHeads);
+  const int64_t block = blockIdx.x - (is_q ? 0 : q.blocks);
   const Split split{side.items, side.blocks};
   const int64_t begin = split.first(block), end = split.first(block + 1), first = threadIdx.x % team * kColumns;
+  BlockRing<4 * kHeads, kThreads> ring(slots);  // of a head: two words of x, then two of the gradient
+  const auto fetch = [&](int64_t item) {
+    if (item < end) {
+      const ItemPlace place = side.place(item, kHeads);
+      const int64_t at = (place.token * side.n + place.head) * heads.head_dim;
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        if (place.head + h >= side.n) break;
+        Unit<T>::fetch(side.x + at + h * heads.head_dim, first, heads, ring.at(4 * h), ring.at(4 * h + 1));
+        Unit<T>::fetch(side.grad + at + h * heads.head_dim, first, heads, ring.at(4 * h + 2), ring.at(4 * h + 3));
+      }
+    }
+    ring.advance();
+  };
+  int64_t ahead = begin + threadIdx.x / team;
+  for (int i = 0; i < slots; ++i, ahead += Team::kTeams) fetch(ahead);
   Pairs<T> w, sums{};
   load_weight(side.weight, first, heads, w);
-  for (int64_t base = begin; base < end; base += Team::kTeams) {
+  wait_for_kernel_before();  // for the table; the rest is older
+  for (int64_t base = begin; base < end; base += Team::kTeams, ahead += Team::kTeams) {
     const int64_t item = base + threadIdx.x / team;
     const bool exists = item < end;  // threads without an item still take part in the shuffles
-    const int64_t token = exists ? item / chunks : 0, head = exists ? item % chunks * kHeads : 0;
-    const auto offset = [&](int h) { return (token * side.n + head + h) * heads.head_dim; };
-    Unit<T> xs[kHeads], grads[kHeads];
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {  // beyond the last head, the first one again: read, not written
-      const int64_t at = offset(head + h < side.n ? h : 0);
-      xs[h].load(side.x + at, first, heads), grads[h].load(side.grad + at, first, heads);
-    }
+    const ItemPlace place = side.place(exists ? item : 0, kHeads);
+    const int64_t at = (place.token * side.n + place.head) * heads.head_dim;
     Turns<T> turns;
-    turns.load(table + token * heads.pairs, first, heads);
-#pragma unroll
+    turns.load(table + place.token * heads.pairs, first, heads);
+    ring.wait();
+#pragma unroll 1
     for (int h = 0; h < kHeads; ++h) {
-      const Pairs<T> x(xs[h]);
-      Pairs<T> g(grads[h]), dx;
+      const bool has_head = exists && place.head + h < side.n;
+      const Pairs<T> x(Unit<T>::of_words(*ring.at(4 * h), *ring.at(4 * h + 1), first, heads));
+      Pairs<T> g(Unit<T>::of_words(*ring.at(4 * h + 2), *ring.at(4 * h + 3), first, heads)), dx;
       turns.apply(g);
       const float2 total = team_sum<team>(sum_of_squares(x), sum_of_products(g, w, x), nullptr);
-      if (!exists || head + h >= side.n) continue;
+      if (!has_head) continue;
       gradient(x, g, w, inverse_root(total.x, heads), total.y / static_cast<float>(heads.head_dim), dx, sums);
-      dx.store(side.out + offset(h), first, heads);
+      dx.store(side.out + at + h * heads.head_dim, first, heads);
     }
+    fetch(ahead);
   }
   start_dependent_kernel();
 #pragma unroll
@@ -422,6 +499,7 @@ __global__ __launch_bounds__(kWarp) void qk_backward_long(const __grid_constant_
   const int64_t padded =
       side.chunks(kBackwardHeads) * kBackwardHeads;  // heads of a token, with those that do not exist
   bool is_first = true;
+  wait_for_kernel_before();
   for (int64_t row = begin; row < end; ++row) {
     const int64_t token = row / padded, head = row % padded;
     if (head >= side.n) continue;
@@ -470,9 +548,10 @@ struct QkCall {
   Angles angles;
 };
 
-/// The shape determines the blocks, and so the order of the sums: enough to fill an H200 once.
+/// The shape determines the blocks, and so the order of the sums: enough to fill an H200 twice.
 int64_t backward_blocks(int32_t dtype, int64_t head_dim, int64_t items) {
-  constexpr int64_t kMost = 8 * kMultiprocessors, kLeastItems = 4;  // of a team, whose partial row is traffic too
+  constexpr int64_t kMost = 2 * kBackwardBlocks * kMultiprocessors;
+  constexpr int64_t kLeastItems = 4;  // of a team, whose partial row is traffic too
   const auto teams = [](auto team) { return static_cast<int64_t>(team.is_long ? 1 : team.kTeams); };
   const int64_t of_block =
       dtype == CHECKOP_F32 ? with_team<float>(head_dim, teams) : with_team<__half>(head_dim, teams);
@@ -575,23 +654,25 @@ checkop_status launch_passes(const checkop_call* call, QkCall qk, const Workspac
     aligned = aligned && is_aligned(sides[s].x) && is_aligned(sides[s].weight) && is_aligned(sides[s].grad) &&
               is_aligned(sides[s].out);
   }
+  cudaError_t error = cudaSuccess;
   with_team<T>(qk.heads.head_dim, [&]<typename Team>(Team) {
     if (!backward)
       for (Side<T>& side : sides) side.blocks = ceil_div(side.items, Team::kTeams);
     const auto blocks = static_cast<unsigned>(sides[0].blocks + sides[1].blocks);
     if (blocks == 0) return;
     if (!backward) {
-      qk_forward<T, Team><<<blocks, kThreads, 0, stream>>>(sides[0], sides[1], table, qk.heads);
+      error = launch_dependent(qk_forward<T, Team>, blocks, kThreads, stream, sides[0], sides[1], table, qk.heads);
     } else if constexpr (Team::is_long) {
-      qk_backward_long<T><<<blocks, kWarp, 0, stream>>>(sides[0], sides[1], table, qk.heads);
+      error = launch_dependent(qk_backward_long<T>, blocks, kWarp, stream, sides[0], sides[1], table, qk.heads);
     } else {
-      qk_backward<T, Team><<<blocks, kThreads, 0, stream>>>(sides[0], sides[1], table, qk.heads);
+      error = launch_with_ring<4 * kBackwardHeads, true>(qk_backward<T, Team>, blocks, kThreads, kBackwardSlots, stream,
+                                                         sides[0], sides[1], table, qk.heads);
     }
   });
-  if (auto status = launch_status(call, "launch qk_norm_rope")) return status;
+  if (auto status = cuda_status(call, error, "launch qk_norm_rope")) return status;
   for (int s = 0; s < 2 && backward; ++s) {
-    const auto error = launch_fold(sides[s].partials, sides[s].blocks, qk.heads.head_dim,
-                                   static_cast<T*>(call->outputs[2 + s].data), stream);
+    error = launch_fold(sides[s].partials, sides[s].blocks, qk.heads.head_dim,
+                        static_cast<T*>(call->outputs[2 + s].data), stream);
     if (auto status = cuda_status(call, error, "launch qk_norm_rope sums of the weights' gradients")) return status;
   }
   return CHECKOP_OK;
@@ -622,10 +703,11 @@ checkop_status launch(const checkop_call* call, bool backward) {
     if (auto status = check_three.begin()) return status;
   if (qk.angles.pairs > 0) {
     const int64_t blocks = std::min(kMostBlocks, ceil_div(qk.tokens * qk.angles.pairs, kTableThreads));
-    make_table<<<static_cast<unsigned>(blocks), kTableThreads, 0, stream>>>(
-        three != nullptr ? three : positions, three != nullptr ? 3 : 1, qk.tokens, qk.angles, backward ? -1.0f : 1.0f,
-        reinterpret_cast<float2*>(workspace + layout.table));
-    if (auto status = launch_status(call, "launch qk_norm_rope table")) return status;
+    const Launch table{dim3(static_cast<unsigned>(blocks)), dim3(kTableThreads), stream, 0, 1, /*starts_early=*/true};
+    const auto error =
+        launch_kernel(make_table, table, three != nullptr ? three : positions, three != nullptr ? 3 : 1, qk.tokens,
+                      qk.angles, backward ? -1.0f : 1.0f, reinterpret_cast<float2*>(workspace + layout.table));
+    if (auto status = cuda_status(call, error, "launch qk_norm_rope table")) return status;
   }
   if (auto status = passes()) return status;
   if (auto status = check_one.finish()) return status;
