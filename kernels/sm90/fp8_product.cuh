@@ -289,31 +289,31 @@ struct Fp8Config : KernelConfig<consumers, n, 64, 0, cluster_m, cluster_n, kTma,
 // one launch right behind the other, which hides part of what is fixed.
 struct Fp8Tile128x128Columns : Fp8Config<2, 128, 2, 1> {
   static constexpr const char* kVariant = "wgmma, tile 128x128, clusters of 2 that share columns";
-  static constexpr Speed kSpeed{2685, 374, 0, 46, 1062};
+  static constexpr Speed kSpeed{2685, 374, 0, 46, 1062, true};
 };
 struct Fp8Tile128x128Rows : Fp8Config<2, 128, 1, 2> {
   static constexpr const char* kVariant = "wgmma, tile 128x128, clusters of 2 that share rows";
-  static constexpr Speed kSpeed{2475, 352, 46, 46, 782};
+  static constexpr Speed kSpeed{2475, 352, 46, 46, 782, true};
 };
 struct Fp8Tile128x128 : Fp8Config<2, 128, 1, 1> {
   static constexpr const char* kVariant = Tile128x128::kVariant;
-  static constexpr Speed kSpeed{2732, 262, 140, 95, 735};
+  static constexpr Speed kSpeed{2732, 262, 140, 95, 735, true};
 };
 struct Fp8Tile128x64 : Fp8Config<2, 64, 1, 1> {
   static constexpr const char* kVariant = Tile128x64::kVariant;
-  static constexpr Speed kSpeed{2968, 171, 126, 7, 537};
+  static constexpr Speed kSpeed{2968, 171, 126, 7, 537, true};
 };
 struct Fp8Tile64x128Columns : Fp8Config<1, 128, 2, 1> {
   static constexpr const char* kVariant = Tile64x128Columns::kVariant;
-  static constexpr Speed kSpeed{2111, 259, 0, 38, 868};
+  static constexpr Speed kSpeed{2111, 259, 0, 38, 868, true};
 };
 struct Fp8Tile64x128 : Fp8Config<1, 128, 1, 1> {
   static constexpr const char* kVariant = Tile64x128::kVariant;
-  static constexpr Speed kSpeed{1662, 108, 170, 68, 905};
+  static constexpr Speed kSpeed{1662, 108, 170, 68, 905, true};
 };
 struct Fp8Tile64x64 : Fp8Config<1, 64, 1, 1> {
   static constexpr const char* kVariant = Tile64x64::kVariant;
-  static constexpr Speed kSpeed{2454, 111, 78, 48, 416};
+  static constexpr Speed kSpeed{2454, 111, 78, 48, 416, true};
 };
 
 /// Calls run(Config{}) for the configuration with the least estimated time; `p` counts k in pairs of codes.

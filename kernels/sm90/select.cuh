@@ -17,11 +17,12 @@ constexpr auto kDirect = Stores::direct;
 
 /// Fitted to times measured on an H200 in bursts, in nanoseconds, see estimated_ns().
 struct Speed {
-  int fixed;      ///< launch, first loads, last stores
-  int step;       ///< of 64 k, while all SMs are busy
-  int rows;       ///< more for a step if a tile has all its rows: others are not loaded
-  int unaligned;  ///< more for a step if lines of the right operand do not begin at multiples of 128 bytes
-  int wave;       ///< once per tile of an SM
+  int fixed;            ///< launch, first loads, last stores
+  int step;             ///< of 64 k, while all SMs are busy
+  int rows;             ///< more for a step if a tile has all its rows: others are not loaded
+  int unaligned;        ///< more for a step if lines of the right operand do not begin at multiples of 128 bytes
+  int wave;             ///< once per tile of an SM
+  bool has_l2 = false;  ///< a step contains the time that it waits for L2; otherwise that comes from bytes_of_step()
 };
 
 // "Columns" and "Rows" name what the two blocks of a cluster, or four, share; in "Both" each row and each column of a
@@ -30,88 +31,88 @@ struct Speed {
 // four.
 struct Tile128x256Columns : KernelConfig<2, 256, 64, 4, 2, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 that share columns";
-  static constexpr Speed kSpeed{3193, 583, 5, 70, 1706};
+  static constexpr Speed kSpeed{2887, 556, 14, 47, 1699};
 };
 struct Divided128x256Columns : KernelConfig<2, 256, 64, 4, 2, 1, kTma, kStaged, 128> {
   static constexpr const char* kVariant =
       "wgmma, tile 128x256, clusters of 2 that share columns, the last tiles halved";
-  static constexpr Speed kSpeed{2996, 616, 0, 48, 1808};
+  static constexpr Speed kSpeed{3330, 605, 0, 21, 1650};
 };
 struct Divided128x256Rows : KernelConfig<2, 256, 64, 4, 1, 2, kTma, kStaged, 128> {
   static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 that share rows, the last tiles halved";
-  static constexpr Speed kSpeed{2732, 541, 79, 132, 1814};
+  static constexpr Speed kSpeed{3670, 553, 21, 140, 1532};
 };
 struct Tile128x256Both : KernelConfig<2, 256, 64, 4, 2, 2, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 x 2";
-  static constexpr Speed kSpeed{2756, 573, 35, 10, 1750};
+  static constexpr Speed kSpeed{2808, 555, 36, 11, 1726};
 };
 struct Tile128x192Rows : KernelConfig<2, 192, 64, 0, 1, 2, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x192, clusters of 2 that share rows";
-  static constexpr Speed kSpeed{2732, 378, 93, 167, 2159};
+  static constexpr Speed kSpeed{1751, 410, 0, 59, 1667};
 };
 struct Tile192x160Columns : KernelConfig<3, 160, 64, 0, 2, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 192x160, clusters of 2 that share columns";
-  static constexpr Speed kSpeed{3021, 497, 65, 179, 1824};
+  static constexpr Speed kSpeed{3038, 516, 0, 114, 2192};
 };
 struct Tile192x128Rows : KernelConfig<3, 128, 64, 0, 1, 2, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 192x128, clusters of 2 that share rows";
-  static constexpr Speed kSpeed{2683, 389, 118, 57, 1216};
+  static constexpr Speed kSpeed{2252, 408, 40, 50, 1262};
 };
 struct Tile192x96Rows : KernelConfig<3, 96, 64, 0, 1, 2, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 192x96, clusters of 2 that share rows";
-  static constexpr Speed kSpeed{2388, 298, 101, 82, 1274};
+  static constexpr Speed kSpeed{2236, 297, 83, 77, 1260};
 };
 struct Tile192x64Rows : KernelConfig<3, 64, 64, 0, 1, 2, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 192x64, clusters of 2 that share rows";
-  static constexpr Speed kSpeed{2303, 221, 85, 60, 799};
+  static constexpr Speed kSpeed{2001, 252, 5, 36, 813};
 };
 struct Tile192x32Rows4 : KernelConfig<3, 32, 64, 0, 1, 4, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 192x32, clusters of 4 that share rows";
-  static constexpr Speed kSpeed{2457, 203, 13, 0, 375};
+  static constexpr Speed kSpeed{2283, 181, 4, 0, 588};
 };
 struct Tile128x128Rows : KernelConfig<2, 128, 64, 0, 1, 2, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x128, clusters of 2 that share rows";
-  static constexpr Speed kSpeed{2287, 203, 131, 73, 900};
+  static constexpr Speed kSpeed{1858, 244, 27, 73, 963};
 };
 struct Tile128x128 : KernelConfig<2, 128, 64, 0, 1, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x128";
-  static constexpr Speed kSpeed{1500, 247, 116, 0, 1659};
+  static constexpr Speed kSpeed{1500, 247, 116, 0, 1659, true};
 };
 struct Tile128x64 : KernelConfig<2, 64, 64, 0, 1, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x64";
-  static constexpr Speed kSpeed{2530, 119, 91, 87, 524};
+  static constexpr Speed kSpeed{2208, 126, 15, 35, 521};
 };
 struct Tile128x64Rows4 : KernelConfig<2, 64, 64, 0, 1, 4, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x64, clusters of 4 that share rows";
-  static constexpr Speed kSpeed{2848, 138, 57, 41, 451};
+  static constexpr Speed kSpeed{1931, 140, 38, 4, 444};
 };
 struct Tile64x192Columns : KernelConfig<1, 192, 64, 0, 2, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x192, clusters of 2 that share columns";
-  static constexpr Speed kSpeed{2446, 213, 62, 61, 1253};
+  static constexpr Speed kSpeed{1969, 214, 11, 58, 1211};
 };
 struct Tile64x128Columns : KernelConfig<1, 128, 64, 0, 2, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x128, clusters of 2 that share columns";
-  static constexpr Speed kSpeed{1500, 225, 0, 49, 1096};
+  static constexpr Speed kSpeed{1500, 225, 0, 49, 1096, true};
 };
 struct Tile64x128 : KernelConfig<1, 128, 64, 0, 1, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x128";
-  static constexpr Speed kSpeed{1830, 125, 173, 76, 691};
+  static constexpr Speed kSpeed{1611, 136, 0, 75, 752};
 };
 struct Tile64x64 : KernelConfig<1, 64, 64, 0, 1, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x64";
-  static constexpr Speed kSpeed{2034, 80, 86, 28, 457};
+  static constexpr Speed kSpeed{1949, 88, 38, 46, 369};
 };
 struct Tile64x64Rows4 : KernelConfig<1, 64, 64, 0, 1, 4, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x64, clusters of 4 that share rows";
-  static constexpr Speed kSpeed{2440, 104, 41, 9, 405};
+  static constexpr Speed kSpeed{2575, 96, 33, 40, 402};
 };
 struct Tile64x32 : KernelConfig<1, 32, 128, 0, 1, 1, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 64x32";
-  static constexpr Speed kSpeed{1720, 55, 110, 22, 879};
+  static constexpr Speed kSpeed{1519, 66, 51, 31, 858};
 };
 struct Tile64x32Rows4 : KernelConfig<1, 32, 128, 0, 1, 4, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 64x32, clusters of 4 that share rows";
-  static constexpr Speed kSpeed{1545, 87, 5, 7, 1051};
+  static constexpr Speed kSpeed{1501, 85, 2, 24, 815};
 };
 // For matrices that TMA can't read.
 struct Unaligned : KernelConfig<2, 128, 64, 4, 1, 1, Loads::elementwise, kDirect> {
@@ -122,13 +123,36 @@ struct Unaligned : KernelConfig<2, 128, 64, 4, 1, 1, Loads::elementwise, kDirect
 // so that a report names the same configuration on every Hopper GPU.
 constexpr int64_t kSMs = 132, kSMsOfLargeClusters = 124;
 
+/// SMs that compute clusters of Config.
+template <typename Config>
+constexpr int64_t kSMsFor = Config::kCluster > 2 ? kSMsOfLargeClusters : kSMs;
+
+/// The tiles of whole clusters of an m x n product.
+template <typename Config>
+int64_t cluster_tiles(int64_t m, int64_t n) {
+  return ceil_div(m, Config::kM * Config::kClusterM) * ceil_div(n, Config::kN * Config::kClusterN);
+}
+
 /// Number of waves in which the SMs compute the tiles of an m x n product.
 template <typename Config>
 double waves(int64_t m, int64_t n) {
-  constexpr int64_t kResident = (Config::kCluster > 2 ? kSMsOfLargeClusters : kSMs) / Config::kCluster;
-  const int64_t tiles = ceil_div(m, Config::kM * Config::kClusterM) * ceil_div(n, Config::kN * Config::kClusterN);
+  constexpr int64_t kResident = kSMsFor<Config> / Config::kCluster;
+  const int64_t tiles = cluster_tiles<Config>(m, n);
   const bool divides = divided_tiles<Config>(tiles, kResident) > 0;
   return static_cast<double>(ceil_div(tiles, kResident)) - (divides ? 1 - 1.0 / Config::kParts : 0);
+}
+
+/// Bytes that L2 delivers for a step of 64 k of an m x n product, to all SMs together. A block of a cluster loads its
+/// share of what the cluster's blocks have in common, and no rows that don't exist.
+template <typename Config>
+double bytes_of_step(int64_t m, int64_t n) {
+  const bool few_rows = Config::kClusterM == 1 && m <= Config::kM;
+  const int64_t rows =
+      few_rows ? std::min<int64_t>(Config::kM, round_up(m, int64_t{8} * Config::kClusterN)) : Config::kM;
+  const double elements =
+      static_cast<double>(rows) / Config::kClusterN + static_cast<double>(Config::kN) / Config::kClusterM;
+  const int64_t blocks = std::min(cluster_tiles<Config>(m, n) * Config::kCluster, kSMsFor<Config>);
+  return static_cast<double>(blocks) * elements * 64 * 2;
 }
 
 /// A product of m x n over k. is_aligned: lines of the right operand begin at multiples of 128 bytes.
@@ -141,19 +165,23 @@ Problem problem_of(const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& 
   return {a.extent, b.extent, k, b.ld * static_cast<int64_t>(sizeof(T)) % 128 == 0};
 }
 
-/// Estimated time: that of the waves or that of memory, whichever is longer. They overlap badly when they are similar,
-/// hence the norm. For 258 random sizes of the three products, the chosen configuration took 1.6 % longer on average
-/// than the best one.
+/// Two times that overlap badly when they are similar.
+inline double together(double a_ns, double b_ns) { return std::sqrt(std::hypot(a_ns * a_ns, b_ns * b_ns)); }
+
+/// Estimated time: that of the waves or that of memory, whichever is longer; a step of a wave takes the tensor cores'
+/// time or that of L2. For 352 random sizes of the three products, the chosen configuration took 1.8 % longer on
+/// average than the best one.
 template <typename Config>
 double estimated_ns(const Problem& p) {
-  constexpr double kBytesPerNs = 4200;
+  constexpr double kBytesPerNs = 4200, kL2BytesPerNs = 10000;
   const auto rows = static_cast<double>(p.m), columns = static_cast<double>(p.n), inner = static_cast<double>(p.k);
   constexpr const Speed& kSpeed = Config::kSpeed;
   const double step =
-      kSpeed.step + kSpeed.rows * std::min(1.0, rows / Config::kM) + (p.is_aligned ? 0 : kSpeed.unaligned);
+      together(kSpeed.step + kSpeed.rows * std::min(1.0, rows / Config::kM) + (p.is_aligned ? 0 : kSpeed.unaligned),
+               kSpeed.has_l2 ? 0 : bytes_of_step<Config>(p.m, p.n) / kL2BytesPerNs);
   const double compute = waves<Config>(p.m, p.n) * (static_cast<double>(ceil_div(p.k, 64)) * step + kSpeed.wave);
   const double memory = 2 * (rows * inner + columns * inner + rows * columns) / kBytesPerNs;
-  return kSpeed.fixed + std::sqrt(std::hypot(compute * compute, memory * memory));
+  return kSpeed.fixed + together(compute, memory);
 }
 
 // cuBLAS divides k among blocks where there are few tiles, which is why it is faster for 64 to 1024 rows of long k.
