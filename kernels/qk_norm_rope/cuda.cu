@@ -114,7 +114,7 @@ __global__ void make_table(const int64_t* __restrict__ positions, int each, int6
 
 struct Heads {
   int64_t head_dim, pairs;
-  bool interleaved, aligned;  ///< aligned: every unit of every row is two 16-byte words
+  bool interleaved, aligned;  ///< aligned: every unit of every row is two 16-byte words, a row's last one at least one
   float eps, offset;
 
   __host__ __device__ int64_t half() const { return head_dim / 2; }
@@ -134,12 +134,16 @@ struct Unit {
   __device__ static int64_t word_column(int64_t first, int word, const Heads& heads) {
     return heads.are_neighbours(first) ? 2 * first + word * kColumns : first + word * heads.pairs;
   }
-  /// Brings two words to shared memory, in flight if rows are aligned: then they are those of the row, and otherwise
-  /// `a` and `b` themselves.
+  /// Brings two words to shared memory, in flight if rows are aligned: then they are those of the row, zeros beyond its
+  /// end, and otherwise `a` and `b` themselves.
   __device__ static void fetch(const T* __restrict__ row, int64_t first, const Heads& heads, uint4* low, uint4* high) {
     if (heads.aligned && first < heads.half()) {
       cp_async(low, row + word_column(first, 0, heads), sizeof(uint4));
-      cp_async(high, row + word_column(first, 1, heads), sizeof(uint4));
+      if (const int64_t second = word_column(first, 1, heads); second < heads.head_dim) {
+        cp_async(high, row + second, sizeof(uint4));
+      } else {
+        *high = make_uint4(0, 0, 0, 0);
+      }
       return;
     }
     T *const firsts = reinterpret_cast<T*>(low), *const seconds = reinterpret_cast<T*>(high);
