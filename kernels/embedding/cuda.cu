@@ -5,8 +5,8 @@
 //   backward  dweight[v] = sum of grad_y[t] over the tokens t with token_ids[t] = v, zero if there are none
 //   token_ids: [tokens] i64   weight, dweight: [vocab, hidden]   y, grad_y: [tokens, hidden]
 //   the last four f32|f16|bf16, all the same; all contiguous
-//   Limits: tokens, vocab < 2^31; backward hidden < 2^25, and fewer than 2^31 blocks of 8 tokens and 512 columns. Ids
-//   outside [0, vocab) are CHECKOP_FAILED.
+//   Limits: tokens, vocab < 2^31; backward hidden <= 65535 * 512, and fewer than 2^31 blocks of 8 tokens and 512
+//   columns in fp32, 1024 in 16 bits. Ids outside [0, vocab) are CHECKOP_FAILED.
 //   Workspace: 256 bytes; backward (16 + hidden / 8) * tokens and the sort's scratch, rounded up.
 //   Expected error: forward none; backward chains of 64 + tokens / 64 fp32 additions at most, one output rounding.
 //
@@ -35,7 +35,7 @@ constexpr int kChunk = 8;         // tokens of a block, whose gradients are all 
 static_assert(kWindow % kChunk == 0);
 constexpr unsigned kNoId = std::numeric_limits<unsigned>::max();  // more than any id
 // A grid has at most 65535 blocks of columns, of 512 columns each in fp32
-constexpr int64_t kHiddenLimit = int64_t{1} << 25;
+constexpr int64_t kMostHidden = int64_t{65535} * kSumThreads * kGroupColumns<float>;
 
 /// The tokens sorted by id; tokens of the same id in ascending order. An id outside [0, vocab) counts as `vocab`.
 struct Sorted {
@@ -389,9 +389,16 @@ checkop_status launch_backward(const checkop_call* call) {
   EmbeddingShape shape;
   if (auto status = check_call(call, dweight, "dweight", grad_y, "grad_y", backward_bytes(call), shape)) return status;
   if (shape.vocab == 0 || shape.hidden == 0) return CHECKOP_OK;
-  if (shape.hidden >= kHiddenLimit) {
-    return say(call, CHECKOP_UNSUPPORTED, "tensor 'grad_y': %lld columns, fewer than %lld are supported",
-               static_cast<long long>(shape.hidden), static_cast<long long>(kHiddenLimit));
+  if (shape.hidden > kMostHidden) {
+    return say(call, CHECKOP_UNSUPPORTED, "tensor 'grad_y': %lld columns, at most %lld are supported",
+               static_cast<long long>(shape.hidden), static_cast<long long>(kMostHidden));
+  }
+  const int64_t group_columns = dweight.dtype == CHECKOP_F32 ? kGroupColumns<float> : kGroupColumns<__half>;
+  const int64_t columns = ceil_div(ceil_div(shape.hidden, group_columns), kSumThreads);
+  const int64_t chunks = ceil_div(shape.tokens, kChunk);
+  if (chunks * columns > std::numeric_limits<int32_t>::max()) {
+    return say(call, CHECKOP_UNSUPPORTED, "%lld tokens of %lld columns need more blocks than a grid has",
+               static_cast<long long>(shape.tokens), static_cast<long long>(shape.hidden));
   }
   auto* stream = static_cast<cudaStream_t>(call->stream);
   const auto table_bytes = static_cast<size_t>(shape.vocab * shape.hidden) * (dweight.dtype == CHECKOP_F32 ? 4 : 2);
@@ -417,11 +424,6 @@ checkop_status launch_backward(const checkop_call* call) {
     const auto* grad = static_cast<const T*>(grad_y.data);
     auto* out = static_cast<T*>(dweight.data);
     const bool aligned = rows_are_aligned<T>({grad, out}, shape.hidden);
-    const int64_t columns = ceil_div(ceil_div(shape.hidden, kGroupColumns<T>), kSumThreads);
-    const int64_t chunks = ceil_div(shape.tokens, kChunk);
-    if (chunks * columns > std::numeric_limits<int32_t>::max())
-      return say(call, CHECKOP_UNSUPPORTED, "%lld tokens of %lld columns need more blocks than a grid has",
-                 static_cast<long long>(shape.tokens), static_cast<long long>(shape.hidden));
     sum_segments<T><<<static_cast<unsigned>(chunks * columns), kSumThreads, 0, stream>>>(
         sorted, grad, shape.tokens, shape.vocab, shape.hidden, static_cast<unsigned>(columns), aligned, partials, out);
     if (auto status = launch_status(call, "sum the gradients")) return status;
