@@ -142,27 +142,28 @@ double waves(int64_t m, int64_t n) {
   return static_cast<double>(ceil_div(tiles, kResident)) - (divides ? 1 - 1.0 / Config::kParts : 0);
 }
 
-/// Bytes that L2 delivers for a step of 64 k of an m x n product, to all SMs together. A block of a cluster loads its
-/// share of what the cluster's blocks have in common, and no rows that don't exist.
-template <typename Config>
-double bytes_of_step(int64_t m, int64_t n) {
-  const bool few_rows = Config::kClusterM == 1 && m <= Config::kM;
-  const int64_t rows =
-      few_rows ? std::min<int64_t>(Config::kM, round_up(m, int64_t{8} * Config::kClusterN)) : Config::kM;
-  const double elements =
-      static_cast<double>(rows) / Config::kClusterN + static_cast<double>(Config::kN) / Config::kClusterM;
-  const int64_t blocks = std::min(cluster_tiles<Config>(m, n) * Config::kCluster, kSMsFor<Config>);
-  return static_cast<double>(blocks) * elements * 64 * 2;
-}
-
-/// A product of m x n over k. is_aligned: lines of the right operand begin at multiples of 128 bytes.
+/// A product of m x n over k. is_aligned: lines of the right operand begin at multiples of 128 bytes. skips_rows: a
+/// tile loads no rows that don't exist, if all rows lie in one tile (launch_with_epilogue()).
 struct Problem {
   int64_t m, n, k;
-  bool is_aligned;
+  bool is_aligned, skips_rows = false;
 };
 template <typename T, bool a_along_k, bool b_along_k>
 Problem problem_of(const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& b, int64_t k) {
-  return {a.extent, b.extent, k, b.ld * static_cast<int64_t>(sizeof(T)) % 128 == 0};
+  return {a.extent, b.extent, k, b.ld * static_cast<int64_t>(sizeof(T)) % 128 == 0, a_along_k};
+}
+
+/// Bytes that L2 delivers for a step of 64 k, to all SMs together. A block of a cluster loads its share of what the
+/// cluster's blocks have in common.
+template <typename Config>
+double bytes_of_step(const Problem& p) {
+  const bool few_rows = p.skips_rows && Config::kClusterM == 1 && p.m <= Config::kM;
+  const int64_t rows =
+      few_rows ? std::min<int64_t>(Config::kM, round_up(p.m, int64_t{8} * Config::kClusterN)) : Config::kM;
+  const double elements =
+      static_cast<double>(rows) / Config::kClusterN + static_cast<double>(Config::kN) / Config::kClusterM;
+  const int64_t blocks = std::min(cluster_tiles<Config>(p.m, p.n) * Config::kCluster, kSMsFor<Config>);
+  return static_cast<double>(blocks) * elements * 64 * 2;
 }
 
 /// Two times that overlap badly when they are similar.
@@ -178,7 +179,7 @@ double estimated_ns(const Problem& p) {
   constexpr const Speed& kSpeed = Config::kSpeed;
   const double step =
       together(kSpeed.step + kSpeed.rows * std::min(1.0, rows / Config::kM) + (p.is_aligned ? 0 : kSpeed.unaligned),
-               kSpeed.has_l2 ? 0 : bytes_of_step<Config>(p.m, p.n) / kL2BytesPerNs);
+               kSpeed.has_l2 ? 0 : bytes_of_step<Config>(p) / kL2BytesPerNs);
   const double compute = waves<Config>(p.m, p.n) * (static_cast<double>(ceil_div(p.k, 64)) * step + kSpeed.wave);
   const double memory = 2 * (rows * inner + columns * inner + rows * columns) / kBytesPerNs;
   return kSpeed.fixed + together(compute, memory);
