@@ -183,10 +183,14 @@ run_suites() {
   judge smoke 500 --suite smoke --candidate all $ops &
   judge ci 500 --suite ci --candidate all $ops &
   # It rounds P and dS to 16 bits, which the default contract does not allow.
-  local -r rounding=(--op attention,varlen_attention,paged_attention --candidate cuda-sm90 --contract contracts/framework.json)
-  if [[ -z $ops || $ops == *attention* ]]; then
-    judge smoke-framework 500 --suite smoke "${rounding[@]}" &
-    judge ci-framework 500 --suite ci "${rounding[@]}" &
+  local rounding="" op
+  for op in attention varlen_attention paged_attention; do
+    [[ -n $ops && ,$OPS, != *,$op,* ]] || rounding+=,$op
+  done
+  if [[ -n $rounding ]]; then
+    local -r framework=(--op "${rounding#,}" --candidate cuda-sm90 --contract contracts/framework.json)
+    judge smoke-framework 500 --suite smoke "${framework[@]}" &
+    judge ci-framework 500 --suite ci "${framework[@]}" &
   fi
   [[ -z $ops ]] || { wait; return; }
   judge large 300 --suite large --op logp,ratio_kl,grpo_loss,lm_head --candidate cuda --dtype bf16 --filter '*bf16-[18]x1[47]*' &

@@ -337,7 +337,8 @@ __global__ __launch_bounds__(team) void norm_backward_long(BackwardTensors<T, Op
   }
 }
 
-/// The mapping of the backward pass, whose registers hold up to four rows: long ones of fp32 are read twice.
+/// The mapping of the backward pass, which keeps three values of each column in registers: long rows of fp32 are read
+/// from memory twice.
 template <typename T, typename F>
 auto with_backward_mapping(int64_t hidden, F&& f) {
   return with_mapping<T>(hidden, [&]<typename Map>(Map map) {

@@ -9,8 +9,9 @@ namespace checkop {
 /// counts as the process's own. Not for a process that runs candidates: a use of freed memory would stay unseen there.
 void keep_freed_memory();
 
-/// Gives back what keep_freed_memory() kept. From now on malloc() maps large blocks by themselves and unmaps them when
-/// they are freed, as it does by default. For a forked child that runs candidates.
+/// Gives back what keep_freed_memory() kept. From now on malloc() maps every block of 128 KiB or more by itself and
+/// unmaps it when it is freed; glibc's own limit grows with the blocks that are freed. For a forked child that runs
+/// candidates.
 void return_freed_memory();
 
 }  // namespace checkop

@@ -38,8 +38,9 @@ BenchResult decode_bench(const nlohmann::json& json);
 nlohmann::json encode(const DeviceInfo& info);
 DeviceInfo decode_device(const nlohmann::json& json);
 
-/// Most bytes of tensors beside a request or an answer, so that each fits into a socket's buffer of some 200 KiB: a
-/// sender never waits for the reader, and all of an answer that is read late has arrived.
+/// Most bytes of tensors beside a request or an answer, so that each, with JSON of up to some 100 KiB, fits into a
+/// socket's buffer of some 200 KiB: a sender does not wait for the reader, and all of an answer that is read late has
+/// arrived.
 inline constexpr size_t kMostBytesBeside = size_t{96} << 10;
 
 /// What goes beside the JSON of tensors.
