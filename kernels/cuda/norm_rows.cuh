@@ -215,9 +215,7 @@ __device__ void write_backward(const Op& op, const BackwardTensors<T, Op>& t, co
     float in[m], out[kOut];
     elements.column(c, in);
     const float s = op.normalised(in, kept[c]), g = op.gradient(in, kept[c]), weight = op.weight(w[c]);
-    // Explicit, so that a row has the same bits wherever the compiler finds products that it knows
-    const float ds = scale * __fmaf_rn(-s, pull, __fmul_rn(g, weight));
-    op.backward(in, kept[c], s * scale, weight, ds, out);
+    op.backward(in, kept[c], s * scale, weight, norm_gradient(s, g, weight, scale, pull), out);
     term[c] = g * s * scale;
 #pragma unroll
     for (int o = 0; o < kOut; ++o) results[o][c] = out[o];

@@ -98,7 +98,8 @@ class GroupRing {
   int slots_, at_ = 0;
 };
 
-/// The same in blocks of `threads`, a number that the compiler knows: it takes fewer instructions.
+/// A ring of groups that each thread reads itself, n per slot, in blocks of `threads`: a number that the compiler
+/// knows, so that it takes fewer instructions than GroupRing.
 template <int n, int threads>
 class BlockRing {
  public:

@@ -411,8 +411,8 @@ __device__ void gradient(const Pairs<T>& x, const Pairs<T>& g, const Pairs<T>& w
   const float pull = mean * scale * scale;
 #pragma unroll
   for (int i = 0; i < kGroupColumns<T>; ++i) {
-    dx.a[i] = scale * __fmaf_rn(-x.a[i], pull, __fmul_rn(g.a[i], w.a[i]));
-    dx.b[i] = scale * __fmaf_rn(-x.b[i], pull, __fmul_rn(g.b[i], w.b[i]));
+    dx.a[i] = norm_gradient(x.a[i], g.a[i], w.a[i], scale, pull);
+    dx.b[i] = norm_gradient(x.b[i], g.b[i], w.b[i], scale, pull);
     sums.a[i] += g.a[i] * x.a[i] * scale, sums.b[i] += g.b[i] * x.b[i] * scale;
   }
 }
