@@ -11,6 +11,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -481,16 +482,46 @@ struct RoundedScores {
   std::vector<double> amplitude, slope;
 };
 
+/// Keys of a query with the same score and the same values: a kernel rounds their probabilities alike.
+struct EqualKeys {
+  size_t first;  ///< of one of them
+  double n;
+};
+
+/// All keys of a row. A page that a table names twice has equal keys, for example. v_of(j): the `width` values of a
+/// key. Compares bits, because there may be NaN.
+template <typename ValuesOf>
+std::vector<EqualKeys> equal_keys(const QueryRow& row, const ValuesOf& v_of, int64_t width) {
+  const auto compare = [&](size_t a, size_t b) {
+    const int of_scores = std::memcmp(&row.score[a], &row.score[b], sizeof(double));
+    return of_scores != 0 ? of_scores : std::memcmp(v_of(a), v_of(b), at(width) * sizeof(double));
+  };
+  std::vector<size_t> order(row.score.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::sort(order, [&](size_t a, size_t b) { return compare(a, b) < 0; });
+  std::vector<EqualKeys> groups;
+  for (const size_t j : order) {
+    if (!groups.empty() && compare(groups.back().first, j) == 0) {
+      ++groups.back().n;
+    } else {
+      groups.push_back({j, 1});
+    }
+  }
+  return groups;
+}
+
 /// Adds the roundings of a query's scores and probabilities to its output o = sum_j p_j v_j and to its lse, in row `r`:
-///   p_in_16_bit       p_j v_j each
+///   p_in_16_bit       p_j v_j each; equal keys have one rounding
 ///   scores_in_16_bit  an error d_j of exp(s_j) moves o by p_j (v_j - o) d_j, lse by p_j d_j
 void round_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s, const QueryRow& row, int64_t r,
                Block& o, Block& lse) {
   const int64_t head = r / s.q_seq, to = r * s.v_dim;
   const auto v_of = [&](size_t j) { return &entry.v[at(entry.value_at(head, row.keys[j]))]; };
-  for (size_t j = 0; recipes.has(recipe::kP) && j < row.keys.size(); ++j) {
-    const double p = recipes.size(row.p[j]);
-    o.add_roundings(to, s.v_dim, p * p, p, v_of(j));
+  if (recipes.has(recipe::kP)) {
+    for (const EqualKeys& keys : equal_keys(row, v_of, s.v_dim)) {
+      const double p = keys.n * recipes.size(row.p[keys.first]);
+      o.add_roundings(to, s.v_dim, p * p, p, v_of(keys.first));
+    }
   }
   if (!recipes.has(recipe::kScores)) return;
   const RoundedScores scores(recipes, entry.cap, row);

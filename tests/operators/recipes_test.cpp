@@ -235,6 +235,30 @@ TEST(LogpRecipe, ALogProbabilityRoundedToInfinityIsAProbabilityOfZero) {
   EXPECT_EQ(lowest, -32768);
 }
 
+/// The standard deviation of what p_in_16_bit adds to o, for a query and `n` keys that are all equal.
+double deviation_of_equal_keys(int64_t n) {
+  const Case c =
+      gold_case("attention", "forward", DType::bf16,
+                {{"batch", 1}, {"q_heads", 1}, {"kv_heads", 1}, {"q_seq", 1}, {"kv_seq", n}, {"head_dim", 2}});
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  for (const size_t of_keys : {1, 2}) {
+    for (int64_t i = 0; i < inputs[of_keys].count(); ++i) inputs[of_keys].set(i, i % 2 == 0 ? 0.75 : -0.5);
+  }
+  double deviation = 0;
+  const auto collect = [&](const GoldRows& rows) {
+    if (rows.output == 0) deviation = rows.deviation[0];
+  };
+  run_gold(c, inputs, 1, collect, {}, ActiveRecipes({"p_in_16_bit"}, c.dtype, 0x1p-24, {{0, 6}}));
+  return deviation;
+}
+
+// A kernel rounds equal probabilities alike, so their errors add up; those of different ones partly cancel.
+TEST(PIn16Bit, EqualKeysRoundAlike) {
+  const double of_one = deviation_of_equal_keys(1);
+  EXPECT_GT(of_one, 0);
+  EXPECT_NEAR(deviation_of_equal_keys(16), of_one, 1e-9 * of_one);
+}
+
 /// dlogits of logp with the recipe transform_in_16_bit less those without it: the largest difference.
 double effect_of_transform(double top_k, double top_p) {
   Case c = gold_case("logp", "backward", DType::bf16, {{"batch", 2}, {"seq", 4}, {"vocab", 65}});
