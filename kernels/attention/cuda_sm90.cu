@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// attention / cuda-sm90: Hopper's wgmma and TMA for fp16 (forward) and bf16 with head_dim 64 or 128.
+// attention / cuda-sm90: Hopper's wgmma and TMA for fp16 (forward) and bf16 with head_dim up to 128.
 //   forward   o[i] = sum_j p[i,j] v[j],  p = softmax over the keys that the masks keep of scale q[i] k[j]
 //   backward  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do,  ds = p * (do v^T - D),  D = rowsum(do * o)
 //   q, o, do, dq: [batch, q_heads, q_seq, head_dim]     k, v, dk, dv: [batch, kv_heads, kv_seq, head_dim]
@@ -10,11 +10,12 @@
 //   causal keeps key j <= i + (kv_seq - q_seq). A row without keys is 0. Masked keys may hold NaN; but NaN and
 //   infinities in the values of keys that `causal` hides from a row reach it if a row of its tile sees a key of their
 //   block of 128.
-//   Values have as many columns as keys: v_dim is head_dim.
+//   Values have as many columns as keys: v_dim is head_dim. A head_dim below 64, or between 64 and 128, takes the time
+//   of 64, or of 128.
 //   Limits: sm_90 only; no window_left, window_right, softcap, sinks or gradient of lse. fp32, gradients in fp16 (where
-//   ds would underflow), other head_dim and a scale that is not positive are computed as in the candidate cuda, with
-//   its limits. Otherwise 16-bit arrays that do not begin at a 16-byte boundary are CHECKOP_UNSUPPORTED: TMA can't read
-//   them, and other code would give a row other bits.
+//   ds would underflow), a head_dim above 128 or not a multiple of 8, and a scale that is not positive are computed as
+//   in the candidate cuda, with its limits. Otherwise 16-bit arrays that do not begin at a 16-byte boundary are
+//   CHECKOP_UNSUPPORTED: TMA can't read them, and other code would give a row other bits.
 //   Workspace: forward 256 bytes, with a mask also 24 bytes per 128 keys and 8 per batch entry. Backward: 8 bytes per
 //   query of a head, o and 4 more unless o and lse are given, and ds in 16 bits of as many key heads as fit 1 GiB or
 //   give 264 blocks of 128 keys.
@@ -60,7 +61,7 @@ size_t backward_workspace(const checkop_call* call) {
   const int64_t *q = call->inputs[0].shape, *k = call->inputs[1].shape;
   AttentionParams shape{q[0], q[1], k[1], q[2], k[2], k[2], static_cast<int>(q[3]), call->attrs[0].value != 0, 1.0f};
   if (is_empty(shape) || shape.kv_heads == 0 || call->inputs[0].dtype != CHECKOP_BF16 ||
-      (shape.width != 64 && shape.width != 128))
+      !hopper::has_width(shape.width))
     return portable;
   return std::max(portable, hopper::BackwardLayout(shape, call->inputs[3].rank > 0, call->inputs[In::kO].rank > 0,
                                                    call->inputs[In::kLse].rank > 0)
@@ -126,7 +127,7 @@ checkop_status launch_backward(const checkop_call* call) {
   if (check.workspace(backward_workspace(call)).failed()) return check.status();
   if (auto status = cuda_status(call, hopper::launch_backward(backward), "launch attention backward")) return status;
   return say(call, CHECKOP_OK, "wgmma, 128 keys by %d queries",
-             shape.width == 128 ? hopper::GradientConfig<128>::kQueries : hopper::GradientConfig<64>::kQueries);
+             shape.width > 64 ? hopper::GradientConfig<128>::kQueries : hopper::GradientConfig<64>::kQueries);
 }
 
 constexpr checkop_kernel kKernels[] = {

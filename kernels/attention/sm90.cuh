@@ -62,6 +62,7 @@ struct ForwardParams {
   T* __restrict__ o;
   float* __restrict__ lse;  ///< or null
   KeyLists lists;
+  int width;          ///< elements of a row of q, k, v and o: head_dim, or fewer
   unsigned* counter;  ///< tiles that were taken after each block's first; null: a block has one tile
   int kv_heads, group, q_seq, kv_seq;
   int planes_per_tile, rows_per_plane;  ///< heads of a group that share a tile, and the rows of each
@@ -210,7 +211,7 @@ __device__ __forceinline__ void load_pages(const ForwardParams<T>& p, const Atte
     if constexpr (kByBox) {
       load_boxes<Config::kHeadDim>(map, p.pages, rows, n, to, barrier, tile.kv_plane);
     } else {
-      load_rows<Config::kHeadDim>(from, rows, n, to, barrier, tile.kv_plane, p.kv_heads);
+      load_rows<Config::kHeadDim>(from, p.width, rows, n, to, barrier, tile.kv_plane, p.kv_heads);
     }
   };
   BlockRows<kByBox> next = rows_of(0);
@@ -365,12 +366,15 @@ struct ConsumerTile {
   }
 };
 
-/// Stores this thread's part of a row, the upper or the lower (half 1) of its two, from what pack_sums() packed.
+/// Stores this thread's part of a row of `width` elements, the upper or the lower (half 1) of its two, from what
+/// pack_sums() packed.
 template <int head_dim, typename T>
-__device__ __forceinline__ void store_row_part(const uint32_t* packed, int half, T* __restrict__ row) {
+__device__ __forceinline__ void store_row_part(const uint32_t* packed, int half, T* __restrict__ row, int width) {
   auto* to = reinterpret_cast<uint32_t*>(row) + threadIdx.x % 4;
 #pragma unroll
-  for (int i = 0; i < head_dim / 8; ++i) to[i * 4] = packed[i * 2 + half];
+  for (int i = 0; i < head_dim / 8; ++i) {
+    if (i * 8 < width) to[i * 4] = packed[i * 2 + half];
+  }
 }
 
 /// Stores the 64 rows of a warpgroup: by TMA from the shared memory of the tile's queries if a warp's rows are
@@ -406,7 +410,7 @@ __device__ __forceinline__ bool store_rows(const ForwardParams<T>& p, const Atte
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (!at.exists(p, half)) continue;
-    store_row_part<Config::kHeadDim>(packed, half, p.o + at.index(p, half) * Config::kHeadDim);
+    store_row_part<Config::kHeadDim>(packed, half, p.o + at.index(p, half) * p.width, p.width);
   }
   return false;
 }
@@ -415,18 +419,17 @@ __device__ __forceinline__ bool store_rows(const ForwardParams<T>& p, const Atte
 /// buffers for two tiles, and the consumers still need that of the last tile while they wait for the next one.
 template <typename Config, typename T>
 __device__ void store_empty_tiles(const ForwardParams<T>& p) {
-  constexpr int kChunks = Config::kHeadDim / 8;
-  const int lane = threadIdx.x % kWarp;
+  const int lane = threadIdx.x % kWarp, chunks = p.width / 8;
   for (uint32_t index = blockIdx.x; index < AttentionTile<Config>::count(p); index += gridDim.x) {
     const AttentionTile<Config> tile(p, index);
     if (tile.blocks > 0) continue;
-    for (int i = lane; i < Config::kRows * kChunks; i += kWarp) {
-      const int row = i / kChunks, plane = row / p.rows_per_plane;
+    for (int i = lane; i < Config::kRows * chunks; i += kWarp) {
+      const int row = i / chunks, plane = row / p.rows_per_plane;
       const int query = tile.first_query + row - plane * p.rows_per_plane;
       if (plane >= tile.planes || query >= tile.end_query(p)) continue;
       const int64_t at = tile.row(p, plane, query);
-      reinterpret_cast<uint4*>(p.o + at * Config::kHeadDim)[i % kChunks] = uint4{0, 0, 0, 0};
-      if (i % kChunks == 0 && p.lse != nullptr) p.lse[at] = -INFINITY;
+      reinterpret_cast<uint4*>(p.o + at * p.width)[i % chunks] = uint4{0, 0, 0, 0};
+      if (i % chunks == 0 && p.lse != nullptr) p.lse[at] = -INFINITY;
     }
   }
 }
@@ -681,13 +684,17 @@ inline size_t forward_workspace_bytes(const AttentionParams& shape, bool is_mask
   return kCounterBytes + (is_masked ? KeyListsLayout(shape.batch, shape.kv_seq).bytes : 0);
 }
 
-/// Whether the shapes suit the kernel: rows of 64 or 128 elements that TMA can read, 32-bit numbers of tiles.
+/// The kernels have 64 or 128 columns. TMA reads zeros in those behind a narrower row, and stores nothing there.
+constexpr int kMostWidth = 128;
+inline bool has_width(int64_t width) { return width > 0 && width <= kMostWidth && width % 8 == 0; }
+
+/// Whether the shapes suit the kernel: rows that TMA can read, 32-bit numbers of tiles.
 template <typename T>
 bool has_forward(const ForwardCall<T>& call) {
   const AttentionParams& s = call.shape;
   const auto stack = [&](const T* data, int64_t lines, int64_t planes) { return Planes{data, s.width, lines, planes}; };
   constexpr int64_t kMaxTiles = int64_t{1} << 31;
-  return (s.width == 64 || s.width == 128) && s.heads() * ceil_div(s.q_seq, 64) < kMaxTiles &&
+  return has_width(s.width) && s.heads() * ceil_div(s.q_seq, 64) < kMaxTiles &&
          s.batch * (ceil_div(s.kv_seq, kKeys) + 1) < kMaxTiles &&
          has_tensor_map<T>(stack(call.q, s.q_seq, s.heads())) && has_tensor_map<T>(stack(call.o, s.q_seq, s.heads())) &&
          has_tensor_map<T>(stack(call.k, s.kv_seq, s.batch * s.kv_heads)) &&
@@ -746,7 +753,7 @@ template <typename Config, typename T>
 cudaError_t launch_forward(const ForwardCall<T>& call) {
   const AttentionParams& s = call.shape;
   ForwardParams<T> p{};
-  p.o = call.o, p.lse = call.lse;
+  p.o = call.o, p.lse = call.lse, p.width = s.width;
   p.kv_heads = static_cast<int>(s.kv_heads);
   p.group = static_cast<int>(s.group()), p.q_seq = static_cast<int>(s.q_seq), p.kv_seq = static_cast<int>(s.kv_seq);
   p.c = s.scale * kLog2E, p.lse_unit = call.lse_unit, p.causal = s.causal;

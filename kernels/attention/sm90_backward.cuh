@@ -94,6 +94,7 @@ struct BackwardParams {
   std::byte* __restrict__ ds;                 ///< [planes of this launch, images of a plane] images
   KeyLists lists;
   Images images;
+  int width;  ///< as in ForwardParams
   int group, kv_heads, q_seq, kv_seq, padded_queries;
   int first_kv_plane, kv_planes;  ///< of this launch
   float c, scale;
@@ -149,10 +150,10 @@ struct RowsOfSequences {
   }
 };
 
-/// lse: of every row of q, -inf for rows without keys; times `lse_unit` a logarithm of base 2. rows: planes *
-/// padded_queries, a multiple of kRowsPerWarp.
+/// width: of the rows of o and grad, at most head_dim. lse: of every row of q, -inf for rows without keys; times
+/// `lse_unit` a logarithm of base 2. rows: planes * padded_queries, a multiple of kRowsPerWarp.
 template <typename T, int head_dim, typename Rows>
-__global__ __launch_bounds__(256) void prepare_rows(const T* __restrict__ o, const T* __restrict__ grad,
+__global__ __launch_bounds__(256) void prepare_rows(const T* __restrict__ o, const T* __restrict__ grad, int width,
                                                     const float* __restrict__ lse, float lse_unit, int64_t rows,
                                                     Rows queries_of, float* __restrict__ lse2,
                                                     float* __restrict__ delta) {
@@ -161,6 +162,7 @@ __global__ __launch_bounds__(256) void prepare_rows(const T* __restrict__ o, con
     T at[kPerLane];
   };
   const int lane = threadIdx.x % kWarp;
+  const bool has_elements = lane * kPerLane < width;
   const int64_t first_row = (int64_t{blockIdx.x} * 8 + threadIdx.x / kWarp) * kRowsPerWarp;
   if (first_row >= rows) return;
   const QueryRows queries = queries_of(first_row);
@@ -170,8 +172,8 @@ __global__ __launch_bounds__(256) void prepare_rows(const T* __restrict__ o, con
 #pragma unroll
   for (int i = 0; i < kRowsPerWarp; ++i) {
     const int64_t from = queries.begin + int64_t{min(queries.first + i, queries.n - 1)} * queries.step;
-    x[i] = reinterpret_cast<const Elements*>(o + from * head_dim)[lane];
-    y[i] = reinterpret_cast<const Elements*>(grad + from * head_dim)[lane];
+    x[i] = has_elements ? reinterpret_cast<const Elements*>(o + from * width)[lane] : Elements{};
+    y[i] = has_elements ? reinterpret_cast<const Elements*>(grad + from * width)[lane] : Elements{};
     log_sum[i] = lse[from];
   }
 #pragma unroll
@@ -679,7 +681,7 @@ struct KeyGradients {
               const int row = lane / 4 + half * 8;
               if (row >= n_left) continue;
               const int64_t of_heads = int64_t{line + row} * p.kv_heads + kv_plane;
-              store_row_part<kHeadDim>(packed, half, rows + of_heads * kHeadDim);
+              store_row_part<kHeadDim>(packed, half, rows + of_heads * p.width, p.width);
             }
             return;
           }
@@ -959,7 +961,7 @@ __global__ __launch_bounds__(Config::kThreads, 1) void query_gradients(const __g
           const int row = lane / 4 + half * 8;
           if (row >= n_left) continue;
           const int64_t of_heads = int64_t{line + row} * (p.kv_heads * p.group) + plane;
-          store_row_part<Config::kHeadDim>(packed, half, p.dq + of_heads * Config::kHeadDim);
+          store_row_part<Config::kHeadDim>(packed, half, p.dq + of_heads * p.width, p.width);
         }
         continue;
       }
@@ -1048,7 +1050,7 @@ void launch_prepare_rows(const BackwardCall<T, Forward>& call, const Forward& fo
                          const BackwardParams<T>& p, float* lse2, float* delta) {
   const int64_t rows = call.forward.shape.q_heads * call.forward.shape.batch * p.padded_queries;
   prepare_rows<T, head_dim><<<static_cast<unsigned>(ceil_div(rows, 8 * kRowsPerWarp)), 256, 0, forward.stream>>>(
-      call.saved_o != nullptr ? call.saved_o : forward.o, call.grad,
+      call.saved_o != nullptr ? call.saved_o : forward.o, call.grad, p.width,
       call.saved_lse != nullptr ? call.saved_lse : forward.lse, call.saved_lse != nullptr ? kLog2E : 1.0f, rows,
       queries_of, lse2, delta);
 }
@@ -1059,7 +1061,7 @@ template <typename KeyConfig, typename T, typename Forward, typename OfQueries, 
 bool set_backward(BackwardParams<T>& p, const BackwardCall<T, Forward>& call, const OfQueries& of_queries,
                   const OfKeys& of_keys, L2Promotion promotion) {
   const AttentionParams& s = call.forward.shape;
-  p.group = static_cast<int>(s.group()), p.kv_heads = static_cast<int>(s.kv_heads);
+  p.width = s.width, p.group = static_cast<int>(s.group()), p.kv_heads = static_cast<int>(s.kv_heads);
   p.c = s.scale * kLog2E, p.scale = s.scale, p.causal = s.causal;
   p.dq = call.dq, p.dk = call.dk, p.dv = call.dv;
   const auto map = [&](CUtensorMap& to, const Planes& planes, int box) {
@@ -1149,7 +1151,7 @@ bool has_backward(const BackwardCall<T>& call) {
 /// Enqueues. has_backward() must hold.
 template <typename T>
 cudaError_t launch_backward(const BackwardCall<T>& call) {
-  return call.forward.shape.width == 128 ? launch_backward_of<128>(call) : launch_backward_of<64>(call);
+  return call.forward.shape.width > 64 ? launch_backward_of<128>(call) : launch_backward_of<64>(call);
 }
 
 }  // namespace checkop::kernels::attention::hopper

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "cuda/attention_tile.cuh"
+#include "attention/sm90.cuh"
 
 namespace checkop::kernels::attention::hopper {
 
@@ -22,7 +22,7 @@ inline checkop_status decline_options(const checkop_call* call, const AttentionP
 
 /// Whether the kernels have this head_dim and scale.
 inline bool has_shape(const AttentionParams& shape) {
-  return shape.scale > 0 && shape.scale < 1e30f && (shape.width == 64 || shape.width == 128);
+  return shape.scale > 0 && shape.scale < 1e30f && has_width(shape.width);
 }
 
 /// CHECKOP_OK if all 16-bit arrays begin at multiples of 16 bytes.
@@ -36,8 +36,8 @@ inline checkop_status check_alignment(const checkop_call* call) {
   return say(call, CHECKOP_UNSUPPORTED, "16-bit tensors that do not begin at a multiple of 16 bytes");
 }
 
-/// Calls run(TypeTag<T>{}, head_dim), with a compile-time head_dim, for a case that the kernels have in 16 bits and
-/// whose arrays TMA can read; portable() for other dtypes, head_dim and scales.
+/// Calls run(TypeTag<T>{}, columns), with the compile-time columns of a kernel, for a case that the kernels have in 16
+/// bits and whose arrays TMA can read; portable() for other dtypes, head_dim and scales.
 template <typename Run, typename Portable>
 checkop_status with_shape(const checkop_call* call, const AttentionParams& shape, const Run& run,
                           const Portable& portable) {
@@ -45,8 +45,8 @@ checkop_status with_shape(const checkop_call* call, const AttentionParams& shape
   if (!has_shape(shape) || (dtype != CHECKOP_F16 && dtype != CHECKOP_BF16)) return portable();
   if (auto status = check_alignment(call)) return status;
   const auto with_width = [&](auto tag) {
-    return shape.width == 128 ? run(tag, std::integral_constant<int, 128>{})
-                              : run(tag, std::integral_constant<int, 64>{});
+    return shape.width > 64 ? run(tag, std::integral_constant<int, 128>{})
+                            : run(tag, std::integral_constant<int, 64>{});
   };
   return dtype == CHECKOP_F16 ? with_width(TypeTag<__half>{}) : with_width(TypeTag<__nv_bfloat16>{});
 }

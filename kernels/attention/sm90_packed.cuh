@@ -65,17 +65,16 @@ Planes planes_of(const T* data, int64_t rows, int64_t heads, int64_t width) {
   return {data, width, rows, heads, heads * width, width};
 }
 
-/// A line of 128 elements has two boxes side by side; one of 64 has another head's row next to it.
+/// A line of 128 elements has two boxes side by side; a shorter one has another head's row next to it.
 inline L2Promotion packed_promotion(int width) { return width == 128 ? L2Promotion::bytes_256 : L2Promotion::none; }
 
-/// Whether the shapes suit the kernel: heads of 64 or 128 elements that TMA can read, 32-bit numbers of rows and tiles.
+/// Whether the shapes suit the kernel: heads that TMA can read, 32-bit numbers of rows and tiles.
 template <typename T>
 bool has_packed(const PackedCall<T>& call) {
   const AttentionParams& s = call.shape;
   const int64_t tokens = call.sequences.tokens;
   constexpr int64_t kMaxTiles = int64_t{1} << 31;
-  return (s.width == 64 || s.width == 128) &&
-         s.q_heads * tiles_of(tokens, call.sequences.sequences, 64 / kMostPlanes) < kMaxTiles &&
+  return has_width(s.width) && s.q_heads * tiles_of(tokens, call.sequences.sequences, 64 / kMostPlanes) < kMaxTiles &&
          call.max_pages * call.page_size < kMaxTiles &&
          has_tensor_map<T>(planes_of(call.q, tokens, s.q_heads, s.width)) &&
          has_tensor_map<T>(planes_of(call.o, tokens, s.q_heads, s.width)) &&
@@ -89,7 +88,7 @@ cudaError_t launch_packed(const PackedCall<T>& call) {
   const AttentionParams& s = call.shape;
   const Sequences& sequences = call.sequences;
   ForwardParams<T> p{};
-  p.o = call.o, p.lse = call.lse;
+  p.o = call.o, p.lse = call.lse, p.width = s.width;
   p.kv_heads = static_cast<int>(s.kv_heads), p.group = static_cast<int>(s.group());
   p.c = s.scale * kLog2E, p.lse_unit = call.lse_unit, p.causal = s.causal;
   p.planes_per_tile = planes_per_tile<Config>(s.group(), mean_queries(sequences), kMostPlanes);

@@ -148,14 +148,15 @@ __device__ __forceinline__ void load_boxes(const CUtensorMap& map, const PageTab
   __syncwarp();
 }
 
-/// The same key by key, for pages of any size. All lanes arrive at `barrier` when their loads are done; a thread that
-/// waits for it must then call fence_proxy_async().
+/// The same key by key, for pages of any size; columns from `width` on are set to 0. All lanes arrive at `barrier` when
+/// their loads are done; a thread that waits for it must then call fence_proxy_async().
 template <int head_dim, typename T>
-__device__ __forceinline__ void load_rows(const T* from, const BlockRows<false>& rows, int n, uint32_t to,
+__device__ __forceinline__ void load_rows(const T* from, int width, const BlockRows<false>& rows, int n, uint32_t to,
                                           uint32_t barrier, int kv_head, int kv_heads) {
   constexpr int kSlab = kKeys * 128, kChunks = head_dim / 8, kAtOnce = kWarp / kChunks;
   const int lane = threadIdx.x % kWarp, chunk = lane % kChunks;
-  const T* const of_head = from + kv_head * head_dim + chunk * 8;
+  const int bytes = chunk * 8 < width ? 16 : 0;  // that are read; the rest of 16 becomes 0
+  const T* const of_head = from + kv_head * width + (bytes > 0 ? chunk * 8 : 0);
 #pragma unroll
   for (int part = 0; part < kKeys / kWarp; ++part) {
 #pragma unroll 4
@@ -164,8 +165,8 @@ __device__ __forceinline__ void load_rows(const T* from, const BlockRows<false>&
       const int row = __shfl_sync(kAllLanes, rows.row[part], line);
       const uint32_t at = to + chunk / 8 * kSlab + key * 128 + ((chunk % 8) ^ (key % 8)) * 16;
       if (key < n) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at),
-                     "l"(of_head + int64_t{row} * kv_heads * head_dim)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at),
+                     "l"(of_head + int64_t{row} * kv_heads * width), "r"(bytes)
                      : "memory");
       }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// varlen_attention / cuda-sm90: Hopper's wgmma and TMA for fp16 and bf16 with head_dim 64 or 128.
+// varlen_attention / cuda-sm90: Hopper's wgmma and TMA for fp16 and bf16 with head_dim up to 128.
 //   forward   o[i] = sum_j p[i,j] v[j],  p = softmax over the keys of query i's sequence that `causal` keeps of scale
 //             q[i] k[j]
 //   backward  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do,  ds = p * (do v^T - D),  D = rowsum(do * o)
@@ -15,11 +15,12 @@
 //   in lse -inf. What lies in rows of other sequences, or of none, reaches no row; but NaN and infinities in the values
 //   of keys that `causal` hides from a row reach it if a row of its tile sees a key of their block of 128; in the
 //   backward pass so do those in k, and those in the q, grad_o, o and lse of queries that do not see a key.
-//   Values have as many columns as keys: v_dim is head_dim.
-//   Limits: sm_90 only; no window_left, window_right, softcap, sinks or gradient of lse. fp32, other head_dim and a
-//   scale that is not positive are computed as in the candidate cuda, with its limits. Otherwise 16-bit arrays that do
-//   not begin at a 16-byte boundary are CHECKOP_UNSUPPORTED. In fp16 ds loses bits below 2^-14, and overflows beyond
-//   65504: upstream gradients should have a size of about 1.
+//   Values have as many columns as keys: v_dim is head_dim. A head_dim below 64, or between 64 and 128, takes the time
+//   of 64, or of 128.
+//   Limits: sm_90 only; no window_left, window_right, softcap, sinks or gradient of lse. fp32, a head_dim above 128 or
+//   not a multiple of 8, and a scale that is not positive are computed as in the candidate cuda, with its limits.
+//   Otherwise 16-bit arrays that do not begin at a 16-byte boundary are CHECKOP_UNSUPPORTED. In fp16 ds loses bits
+//   below 2^-14, and overflows beyond 65504: upstream gradients should have a size of about 1.
 //   Slower: sequences of few queries, because a tile of 192 or 128 rows holds queries of one sequence only: of as many
 //   heads of a group as have room, in the backward pass of one head.
 //   Workspace: forward 256 bytes, and 32 for each of tokens_q / 4 + seqs + 1 tiles. Backward: 8 bytes per query of a
@@ -63,7 +64,7 @@ size_t backward_workspace(const checkop_call* call) {
   shape.causal = call->attrs[0].value != 0;
   const bool is_empty = in[0].shape[0] == 0 || in[1].shape[0] == 0 || in[3].shape[0] == 0 ||
                         shape.q_heads < shape.kv_heads || shape.kv_heads == 0;
-  if (is_empty || in[0].dtype == CHECKOP_F32 || (shape.width != 64 && shape.width != 128)) return portable;
+  if (is_empty || in[0].dtype == CHECKOP_F32 || !hopper::has_width(shape.width)) return portable;
   const hopper::PackedBackwardLayout layout(shape, in[0].shape[0], in[1].shape[0], in[3].shape[0] - 1,
                                             in[kOfO].rank > 0, in[kOfLse].rank > 0);
   return layout.fits ? std::max(portable, layout.bytes) : portable;

@@ -62,9 +62,10 @@ struct Problem {
   std::vector<Lengths> sequences;
   int q_heads, kv_heads;
   bool causal = true;
+  int width = 0;  ///< head_dim, at most the columns of the kernel
 };
 
-/// One sequence, as attention has it: [heads, length, head_dim].
+/// One sequence, as attention has it: [heads, length, width].
 struct Alone {
   Bits q, k, v, o;
   std::vector<float> lse;
@@ -76,21 +77,48 @@ std::vector<uint32_t> bits_of_floats(const std::vector<float>& from) {
   return bits;
 }
 
-AttentionParams shape_of(const Problem& problem, const Lengths& lengths, int head_dim) {
+AttentionParams shape_of(const Problem& problem, const Lengths& lengths) {
   AttentionParams shape{};
   shape.batch = 1, shape.q_heads = problem.q_heads, shape.kv_heads = problem.kv_heads;
   shape.q_seq = lengths.queries, shape.kv_seq = shape.first_seq = lengths.keys;
-  shape.width = head_dim, shape.causal = problem.causal, shape.scale = 0.3f;
+  shape.width = problem.width, shape.causal = problem.causal, shape.scale = 0.3f;
   return shape;
+}
+
+/// Computes o and lse of a sequence in a grid of at most `max_blocks` blocks.
+template <int head_dim, typename T>
+void attend(const Problem& problem, const Lengths& lengths, int max_blocks, Alone& one) {
+  const OnDevice<uint16_t> q(one.q), k(one.k), v(one.v), o(Bits(one.q.size(), kNan));
+  const OnDevice<float> lse(std::vector<float>(one.q.size() / static_cast<size_t>(problem.width), 5.0f));
+  const OnDevice<char> workspace{std::vector<char>(kCounterBytes)};
+  ForwardCall<T> call{};
+  call.shape = shape_of(problem, lengths);
+  call.q = reinterpret_cast<const T*>(q.data()), call.k = reinterpret_cast<const T*>(k.data());
+  call.v = reinterpret_cast<const T*>(v.data()), call.o = reinterpret_cast<T*>(o.data()), call.lse = lse.data();
+  call.workspace = reinterpret_cast<std::byte*>(workspace.data());
+  call.max_blocks = max_blocks;
+  EXPECT_TRUE(has_forward(call));
+  EXPECT_EQ(launch_forward<ManyQueries<head_dim>>(call), cudaSuccess);
+  one.o = o.read(), one.lse = lse.read();
+}
+
+/// The same rows of more columns, with zeros in the added ones.
+Bits widened(const Bits& rows, int from, int to) {
+  Bits wide;
+  for (auto row = rows.begin(); row != rows.end(); row += from) {
+    wide.insert(wide.end(), row, row + from);
+    wide.insert(wide.end(), static_cast<size_t>(to - from), 0);
+  }
+  return wide;
 }
 
 template <int head_dim, typename T>
 std::vector<Alone> attend_alone(const Problem& problem) {
-  using Config = ManyQueries<head_dim>;
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
+  const auto width = static_cast<size_t>(problem.width);
   const auto fill = [&](int heads, int length) {
-    Bits bits(static_cast<size_t>(heads) * static_cast<size_t>(length) * head_dim);
+    Bits bits(static_cast<size_t>(heads) * static_cast<size_t>(length) * width);
     for (uint16_t& one : bits) one = bits_of<T>(normal(random));
     return bits;
   };
@@ -102,39 +130,33 @@ std::vector<Alone> attend_alone(const Problem& problem) {
               {},
               {}};
     one.o.assign(one.q.size(), 0);
-    one.lse.assign(one.q.size() / head_dim, -INFINITY);
+    one.lse.assign(one.q.size() / width, -INFINITY);
     if (lengths.queries > 0 && lengths.keys > 0) {
-      const OnDevice<uint16_t> q(one.q), k(one.k), v(one.v);
-      for (const int max_blocks : kGrids) {
-        const OnDevice<uint16_t> o(Bits(one.q.size(), kNan));
-        const OnDevice<float> lse(std::vector<float>(one.lse.size(), 5.0f));
-        const OnDevice<char> workspace{std::vector<char>(kCounterBytes)};
-        ForwardCall<T> call{};
-        call.shape = shape_of(problem, lengths, head_dim);
-        call.q = reinterpret_cast<const T*>(q.data()), call.k = reinterpret_cast<const T*>(k.data());
-        call.v = reinterpret_cast<const T*>(v.data()), call.o = reinterpret_cast<T*>(o.data()), call.lse = lse.data();
-        call.workspace = reinterpret_cast<std::byte*>(workspace.data());
-        call.max_blocks = max_blocks;
-        EXPECT_TRUE(has_forward(call));
-        EXPECT_EQ(launch_forward<Config>(call), cudaSuccess);
-        if (max_blocks == kGrids[0]) {
-          one.o = o.read(), one.lse = lse.read();
-        } else {
-          EXPECT_TRUE(o.read() == one.o && bits_of_floats(lse.read()) == bits_of_floats(one.lse))
-              << lengths.queries << " queries, " << lengths.keys << " keys, blocks " << max_blocks;
-        }
-      }
+      attend<head_dim, T>(problem, lengths, kGrids[0], one);
+      Alone again = one;
+      attend<head_dim, T>(problem, lengths, kGrids[1], again);
+      EXPECT_TRUE(again.o == one.o && bits_of_floats(again.lse) == bits_of_floats(one.lse))
+          << lengths.queries << " queries, " << lengths.keys << " keys, blocks " << kGrids[1];
+    }
+    if (lengths.queries > 0 && lengths.keys > 0 && problem.width < head_dim) {
+      const auto wide = [&](const Bits& rows) { return widened(rows, problem.width, head_dim); };
+      Alone whole{wide(one.q), wide(one.k), wide(one.v), {}, {}};
+      Problem as_wide = problem;
+      as_wide.width = head_dim;
+      attend<head_dim, T>(as_wide, lengths, kGrids[0], whole);
+      EXPECT_TRUE(whole.o == wide(one.o) && bits_of_floats(whole.lse) == bits_of_floats(one.lse))
+          << "rows of " << problem.width << " columns";
     }
     all.push_back(one);
   }
   return all;
 }
 
-/// Copies line `from` of every head of `alone` to row `to` of a tensor [rows, heads, head_dim].
-void copy_row(const Bits& alone, int heads, int length, int from, int head_dim, Bits& tensor, int64_t to) {
+/// Copies line `from` of every head of `alone` to row `to` of a tensor [rows, heads, width].
+void copy_row(const Bits& alone, int heads, int length, int from, int width, Bits& tensor, int64_t to) {
   for (int head = 0; head < heads; ++head) {
-    std::copy_n(alone.begin() + (int64_t{head} * length + from) * head_dim, head_dim,
-                tensor.begin() + (to * heads + head) * head_dim);
+    std::copy_n(alone.begin() + (int64_t{head} * length + from) * width, width,
+                tensor.begin() + (to * heads + head) * width);
   }
 }
 
@@ -144,7 +166,7 @@ constexpr int kRest = 37;  // rows behind the last sequence
 /// alone.
 template <typename Config, typename T>
 void expect_same_bits(const Problem& problem, const std::vector<Alone>& alone, int page_size, int max_blocks) {
-  constexpr int kHeadDim = Config::kHeadDim;
+  const int width = problem.width;
   const int n = static_cast<int>(problem.sequences.size());
   std::vector<int32_t> q_bounds{0}, k_bounds{0}, lengths;
   int most_keys = 0;
@@ -161,13 +183,13 @@ void expect_same_bits(const Problem& problem, const std::vector<Alone>& alone, i
   std::vector<int32_t> table(static_cast<size_t>(n * max_pages), std::numeric_limits<int32_t>::max());
   const int64_t tokens = q_bounds.back() + kRest;
   const int64_t rows = page_size == 0 ? k_bounds.back() + kRest : int64_t{n_pages} * page;
-  Bits q(static_cast<size_t>(tokens * problem.q_heads * kHeadDim), kNan);
-  Bits k(static_cast<size_t>(rows * problem.kv_heads * kHeadDim), kNan), v = k;
+  Bits q(static_cast<size_t>(tokens * problem.q_heads * width), kNan);
+  Bits k(static_cast<size_t>(rows * problem.kv_heads * width), kNan), v = k;
   for (int s = 0, next = 0; s < n; ++s) {
     const Lengths& one = problem.sequences[static_cast<size_t>(s)];
     const Alone& data = alone[static_cast<size_t>(s)];
     for (int i = 0; i < one.queries; ++i) {
-      copy_row(data.q, problem.q_heads, one.queries, i, kHeadDim, q, q_bounds[static_cast<size_t>(s)] + i);
+      copy_row(data.q, problem.q_heads, one.queries, i, width, q, q_bounds[static_cast<size_t>(s)] + i);
     }
     for (int j = 0; j < one.keys; ++j) {
       int64_t row = k_bounds[static_cast<size_t>(s)] + j;
@@ -176,8 +198,8 @@ void expect_same_bits(const Problem& problem, const std::vector<Alone>& alone, i
         if (j % page == 0) entry = order[static_cast<size_t>(next++)];
         row = int64_t{entry} * page + j % page;
       }
-      copy_row(data.k, problem.kv_heads, one.keys, j, kHeadDim, k, row);
-      copy_row(data.v, problem.kv_heads, one.keys, j, kHeadDim, v, row);
+      copy_row(data.k, problem.kv_heads, one.keys, j, width, k, row);
+      copy_row(data.v, problem.kv_heads, one.keys, j, width, v, row);
     }
   }
   const OnDevice<uint16_t> on_q(q), on_k(k), on_v(v), on_o(Bits(q.size(), 0x1234));
@@ -185,7 +207,7 @@ void expect_same_bits(const Problem& problem, const std::vector<Alone>& alone, i
   const OnDevice<int32_t> on_q_bounds(q_bounds), on_k_bounds(k_bounds), on_lengths(lengths), on_table(table);
   const OnDevice<char> workspace{std::vector<char>(packed_workspace_bytes(tokens, n), 0x55)};
   PackedCall<T> call{};
-  call.shape = shape_of(problem, {0, 0}, kHeadDim);
+  call.shape = shape_of(problem, {0, 0});
   call.sequences = {on_q_bounds.data(),
                     page_size == 0 ? on_k_bounds.data() : nullptr,
                     on_lengths.data(),
@@ -210,7 +232,7 @@ void expect_same_bits(const Problem& problem, const std::vector<Alone>& alone, i
     const Lengths& one = problem.sequences[static_cast<size_t>(s)];
     for (int i = 0; i < one.queries; ++i) {
       const int64_t row = q_bounds[static_cast<size_t>(s)] + i;
-      copy_row(alone[static_cast<size_t>(s)].o, problem.q_heads, one.queries, i, kHeadDim, expected, row);
+      copy_row(alone[static_cast<size_t>(s)].o, problem.q_heads, one.queries, i, width, expected, row);
       for (int head = 0; head < problem.q_heads; ++head) {
         expected_lse[static_cast<size_t>(row * problem.q_heads + head)] =
             alone[static_cast<size_t>(s)].lse[static_cast<size_t>(head * one.queries + i)];
@@ -220,9 +242,8 @@ void expect_same_bits(const Problem& problem, const std::vector<Alone>& alone, i
   const Bits o = on_o.read();
   const auto at = std::mismatch(o.begin(), o.end(), expected.begin()).first - o.begin();
   EXPECT_TRUE(o == expected) << "page size " << page_size << ", consumers " << Config::kConsumers << ", blocks "
-                             << max_blocks << ", causal " << problem.causal << ": row "
-                             << at / kHeadDim / problem.q_heads << " head " << at / kHeadDim % problem.q_heads
-                             << " column " << at % kHeadDim;
+                             << max_blocks << ", causal " << problem.causal << ": row " << at / width / problem.q_heads
+                             << " head " << at / width % problem.q_heads << " column " << at % width;
   EXPECT_TRUE(bits_of_floats(on_lse.read()) == bits_of_floats(expected_lse))
       << "lse, page size " << page_size << ", consumers " << Config::kConsumers;
 }
@@ -239,12 +260,13 @@ std::vector<Lengths> decoding(int queries) {
 }
 
 template <int head_dim, typename T>
-void expect_same_bits() {
+void expect_same_bits(int width) {
   constexpr int kMany = head_dim == 128 ? 2 : 3, kStages = head_dim == 128 ? 2 : 4, kMore = head_dim == 128 ? 3 : 6;
   const std::vector<Problem> problems = {{kMixed, 4, 2},       {kMixed, 2, 2, false}, {kMixed, 14, 2},
                                          {decoding(1), 8, 2},  {decoding(1), 16, 1},  {decoding(3), 8, 2, false},
                                          {{{700, 900}}, 2, 1}, {{{1000, 150}}, 4, 2}, {{{0, 0}, {0, 0}}, 2, 1}};
-  for (const Problem& problem : problems) {
+  for (Problem problem : problems) {
+    problem.width = width;
     const std::vector<Alone> alone = attend_alone<head_dim, T>(problem);
     for (const int max_blocks : kGrids) {
       expect_same_bits<AttentionConfig<head_dim, kMany, kStages, Source::rows>, T>(problem, alone, 0, max_blocks);
@@ -264,8 +286,13 @@ void expect_same_bits() {
 using Sm90Attention = OnSm90;
 
 TEST_F(Sm90Attention, PackedSequencesHaveTheBitsOfEachAlone) {
-  expect_same_bits<128, __nv_bfloat16>();
-  expect_same_bits<64, __half>();
+  expect_same_bits<128, __nv_bfloat16>(128);
+  expect_same_bits<64, __half>(64);
+}
+
+TEST_F(Sm90Attention, NarrowRowsHaveTheBitsOfRowsWithZerosBehindThem) {
+  expect_same_bits<128, __half>(72);
+  expect_same_bits<64, __nv_bfloat16>(8);
 }
 
 }  // namespace
