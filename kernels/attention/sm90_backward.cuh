@@ -451,6 +451,7 @@ struct KeyGradients {
       clear_behind(query(pipe.stage), n, query_cleared(pipe.stage));
       wait(grad_full(pipe.stage), pipe.parity);
       clear_behind(grad(pipe.stage), n, grad_cleared(pipe.stage));
+      arrive(query_empty(pipe.stage));
     }
   }
 
@@ -623,7 +624,6 @@ struct KeyGradients {
           wgmma_wait_group<0>();
           pin_registers(score);
           pin_registers(dv);
-          __syncwarp();  // all lanes have read their values of the rows
           if (lane == 0) arrive(grad_empty(pipe.stage));
         } else {
           begin_sum(dv, weights, grad(pipe.stage), i);
@@ -639,15 +639,13 @@ struct KeyGradients {
           wgmma_wait_group<1>();
           pin_registers(score);
           pin_registers(dv);
-          __syncwarp();  // all lanes have read their values of the rows
           if (lane == 0) arrive(grad_empty(pipe.stage));
           exponentiate_step(next_stage, step * kQueries);
           pin_registers(score);
           wgmma_wait_group<0>();
         }
         pin_registers(dk);
-        __syncwarp();
-        if (lane == 0) arrive(query_empty(pipe.stage));
+        arrive(query_empty(pipe.stage));  // each lane, since each has read its values of the rows
         pipe = next;
       };
       if (n_steps > 0) {
@@ -708,8 +706,8 @@ struct KeyGradients {
         }
         tma_store_commit();
         tma_store_wait<0>();
-        arrive(keys_empty());
       }
+      arrive(keys_empty());
     }
     if (lane == 0) tma_store_wait<0>();
   }
@@ -724,13 +722,14 @@ __global__ __launch_bounds__(Config::kThreads, 1) void key_gradients(const __gri
       KeyPlanes(p, Config::kIsListed)};
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kWarp), 0);
   const int lane = threadIdx.x % kWarp;
+  constexpr int kConsumers = Config::kConsumers * kWarpgroup;
   if (Config::kIsListed && work.planes.n == 0) return;
   if (warp == 8 && lane == 0) {
     init_barrier(work.keys_full(), 1);
-    init_barrier(work.keys_empty(), 8);
+    init_barrier(work.keys_empty(), kConsumers);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       init_barrier(work.query_full(stage), 1);
-      init_barrier(work.query_empty(stage), 8);
+      init_barrier(work.query_empty(stage), kConsumers + (Config::kIsListed ? kWarp : 0));  // clear() has a warp
       init_barrier(work.grad_full(stage), 1);
       init_barrier(work.grad_empty(stage), 8);
       if constexpr (Config::kIsListed) {
