@@ -23,7 +23,7 @@
 //   exponentials are within 2 ulp, their sums chains of kv_seq / 4 additions. p is rounded to the dtype of the case
 //   before the product with v, the sum of p is not: recipe p_in_16_bit. Backward: o, p and ds are rounded to 16 bits
 //   before they are multiplied: recipes o_in_16_bit, p_in_16_bit, ds_in_16_bit. The o of D has the rounding of p, too:
-//   with very few keys D errs by up to 2^-9 sum_d do o. dq is a chain of kv_seq / 16 additions, dk and dv of
+//   with two or three keys D errs by up to 2^-9 sum_d do o. dq is a chain of kv_seq / 16 additions, dk and dv of
 //   group * q_seq / 16.
 // The bits of a row of o depend on its query and on the keys that it keeps: not on the batch, the other rows, the
 // length of either sequence, the mask's form or the number of SMs; see attention/sm90.cuh. Only the index of a key

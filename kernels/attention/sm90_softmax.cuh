@@ -2,9 +2,9 @@
 // The numbers of attention on Hopper: how a block of scores becomes probabilities. Every kernel that computes them must
 // use these functions, so that it gets the same bits.
 //   p[i,j] = 2^(s[i,j] c - k[i]),  c = scale log2(e),  l[i] = sum_j p[i,j],  softmax = p / l
-// Keys are taken in blocks of 128, from key 0 upward, whatever the size of the call. k[i], the row's reference, is an
-// integer: rescaling what has been summed so far is a multiplication by a power of two, which rounds nothing. It
-// follows the maximum of the row with a lag: it moves only when the maximum exceeds it by more than 8, so it hardly
+// Keys are taken in blocks of 128, from key 0 upward, whatever the size of the call. k[i], the row's reference, is the
+// maximum of the first block: then 16 bits hold p of its largest score exactly, and a row with a single key has o = v.
+// It follows the maximum of the row with a lag: it moves only when the maximum exceeds it by more than 8, so it hardly
 // ever moves after the first block. A row's k, l and p depend on the row and on the keys that it keeps alone: a hidden
 // key gives p = 0 exactly, and a block without a kept key changes nothing.
 //
@@ -24,14 +24,14 @@ constexpr int kKeys = 128;          // of a block
 constexpr int kScores = kKeys / 2;  // of a block, per thread
 constexpr float kReferenceLag = 8.0f;
 
-/// How far the reference lies below the rounded maximum when it moves. fp16 has few exponents: with 7, probabilities
-/// are below 2^15.5 and lose no bits down to 2^-21 of the row's maximum.
+/// How far the reference lies below the maximum when it moves. fp16 has few exponents: with 7, probabilities
+/// are at most 2^15 and lose no bits down to 2^-21 of the row's maximum.
 template <typename T>
 constexpr float kReferenceDrop = std::is_same_v<T, __half> ? 7.0f : 0.0f;
 
 /// The two rows of a thread.
 struct RowState {
-  float maximum[2] = {-INFINITY, -INFINITY};  ///< rounded, as of when the reference moved last; -inf before
+  float maximum[2] = {-INFINITY, -INFINITY};  ///< as of when the reference moved last; -inf before
   float sum[2] = {};
 
   template <typename T>
@@ -77,7 +77,7 @@ __device__ __forceinline__ bool move_reference(const float (&score)[kScores], fl
     most[0] = fmaxf(most[0], __shfl_xor_sync(kAllLanes, most[0], 1));
     most[0] = fmaxf(most[0], __shfl_xor_sync(kAllLanes, most[0], 2));
     // NaN and +inf make the sum NaN: fmaxf skips NaN but the power does not, and inf - inf is NaN.
-    const float maximum = rintf(most[0] * c);
+    const float maximum = most[0] * c;
     moved[half] = maximum > row.maximum[half] + kReferenceLag;
     factor[half] = moved[half] ? power_of_2(row.maximum[half] - maximum) : 1.0f;
     row.maximum[half] = moved[half] ? maximum : row.maximum[half];
