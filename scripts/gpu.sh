@@ -4,13 +4,14 @@
 #
 #   scripts/gpu.sh DIR             tests, judge, suites and sanitize; reports and logs go to DIR
 #   scripts/gpu.sh DIR STAGE       one of these stages, or one that is not run by default:
-#     bench       timings of the memory-bound operators; products: of the products, beside cuBLAS. The GPU must be idle
+#     bench       timings of the memory-bound operators; products: of the products, beside cuBLAS. The GPU must be idle.
+#                 OPS=LIST: those of these operators
 #     invariance  how bits depend on the number of rows and the other axes; certificates: of the candidates `cuda`
 #     sizes       the Hopper candidates in realistic sizes and for 1 to 300 rows
 #     frameworks  kernels of PyTorch, Hugging Face and Triton from docs/exec under both contracts, and with faults planted
 #     suites      every operator's cases of the suites smoke, ci and large; OPS=LIST: those of these operators
 #     sanitize    every kernel under compute-sanitizer; SANITIZE=REGEX selects runs such as linear_logp-racecheck
-#     soak        the products in random sizes, for about five minutes
+#     soak        the products and attention in random sizes, for about five minutes
 #     ranks       operators over ranks on all GPUs of the machine, at least two; scaling: their times
 #
 # The contents of DIR are not committed; the repository keeps summaries. `scripts/results.py summarize` merges DIR into
@@ -69,10 +70,12 @@ judge() {
   row "$name" "$result" $((SECONDS - start)) "report-$name.json"
 }
 
-# bench OP CANDIDATES LIMIT_S ARGUMENTS...: timings of one operator; further calls append to the same file
+# bench OP CANDIDATES LIMIT_S ARGUMENTS...: timings of one operator, unless OPS leaves it out; further calls append to the
+# same file
 bench() {
   local op=$1 candidates=$2 limit=$3 rc=0 start=$SECONDS
   shift 3
+  [[ -z ${OPS:-} || ,$OPS, == *,$op,* ]] || return 0
   local records=$out/bench-$op.jsonl more=$out/bench.part
   echo "== bench $op: $*"
   timeout --kill-after=10 "$limit" "$tool" bench --op "$op" --candidate "$candidates" --device cuda --dtype bf16 "$@" \
@@ -116,7 +119,7 @@ sanitizer_row() {
   elif [[ $rc -eq 86 ]] || grep -Eq 'ERROR SUMMARY: [1-9]|RACECHECK SUMMARY: [1-9]' "$log"; then
     result="ERRORS FOUND"
     trouble
-    grep -E '^=========' "$log" | head -n 15
+    grep -m 15 -E '^=========' "$log"
   else
     result="clean, verdict $(meaning "$rc"), $(grep -cE '^\[ +(OK|FAILED) +\] [a-z0-9_]+/' "$log" || true) checks"
     ((rc <= 1)) || trouble
@@ -217,10 +220,11 @@ run_sanitize() {
   row sanitizer-control "$seen" 0 sanitizer-control.log
   # One process per operator. Kernels of libraries are not checked.
   local -A groups=([products-sm90]="cuda-sm90 matmul,det_gemm,lm_head" [linear_logp-sm90]="cuda-sm90 linear_logp"
-    [attention-sm90]="cuda-sm90 attention,varlen_attention,paged_attention" [grouped_gemm-sm90]="cuda-sm90 grouped_gemm,masked_grouped_gemm"
+    [attention-sm90]="cuda-sm90 attention" [varlen_attention-sm90]="cuda-sm90 varlen_attention"
+    [paged_attention-sm90]="cuda-sm90 paged_attention" [grouped_gemm-sm90]="cuda-sm90 grouped_gemm,masked_grouped_gemm"
     [fp8-sm90]="cuda-sm90 fp8_block_gemm,grouped_fp8_block_gemm,masked_grouped_fp8_block_gemm"
     [held_rows]="cuda logp,ratio_kl,grpo_loss")
-  local check group candidates ops filter op
+  local check group candidates ops filter dtypes op
   local -a cases
   for op in kernels/*/cuda.cu; do
     op=$(basename "$(dirname "$op")")
@@ -235,10 +239,13 @@ run_sanitize() {
       # those whose first size begins with 6 or 7.
       [[ $check != racecheck || $group != *attention* ]] || filter='*[26]-[!67]*'
       cases=(--suite smoke --filter "$filter")
+      # In fp32 this candidate is the portable kernel, which has a group of its own.
+      dtypes=fp32,bf16
+      [[ $group != *attention-sm90 ]] || dtypes=bf16
       # Rows that clusters hold are longer than those of suite smoke.
       [[ $group != held_rows ]] || cases=(--batch 2 --seq 2 --vocab 50257 --check-grad)
       while (($(jobs -rp | wc -l) >= $(nproc))); do wait -n; done
-      sanitize "$check" "$group" --op "$ops" --candidate "$candidates" --dtype fp32,bf16 --check memory "${cases[@]}" &
+      sanitize "$check" "$group" --op "$ops" --candidate "$candidates" --dtype "$dtypes" --check memory "${cases[@]}" &
     done
   done
   wait
@@ -321,6 +328,13 @@ run_products() {
       --head-dim "$d" --causal "$causal" --contract contracts/framework.json)
     bench "${attention[@]}" "${beside[@]}" --pass forward
     bench "${attention[@]}" "${beside[@]}" --pass backward --with lse+o
+  done
+  # Sizes of 20 models drawn at random, with the head_dims that the kernels have.
+  local pass
+  for pass in forward 'backward --with lse+o'; do
+    # shellcheck disable=SC2086  # two words
+    bench attention cuda-sm90 300 --random-cases 20 --seed 23 --head-dim 64,80,96,128 --timing burst --contract contracts/framework.json \
+      "${beside[@]}" --pass $pass
   done
   local -r packed=(cuda-sm90 200 --q-heads 32 --kv-heads 8 --head-dim 128 --contract contracts/framework.json)
   bench varlen_attention "${packed[@]}" --tokens-q 16384 --tokens-k 16384 --seqs 4 --pass forward
@@ -410,8 +424,11 @@ PYTHON
 }
 
 run_soak() {
+  judge soak-attention 400 --op attention,varlen_attention,paged_attention --candidate cuda-sm90 --dtype bf16,fp16 --check-grad \
+    --random-cases 1000 --seed 2026 --contract contracts/framework.json &
   judge soak 400 --op matmul,det_gemm,lm_head --candidate cuda-sm90 --dtype bf16,fp16 --check-grad --random-cases 10000 --for 300 \
     --seed 2026 --shuffle 2026
+  wait
 }
 
 # certify OP LIMIT_S: a certificate of the candidate `cuda` in realistic sizes
