@@ -424,7 +424,7 @@ PYTHON
 }
 
 run_soak() {
-  judge soak-attention 400 --op attention,varlen_attention,paged_attention --candidate cuda-sm90 --dtype bf16,fp16 --check-grad \
+  judge soak-framework 400 --op attention,varlen_attention,paged_attention --candidate cuda-sm90 --dtype bf16,fp16 --check-grad \
     --random-cases 1000 --seed 2026 --contract contracts/framework.json &
   judge soak 400 --op matmul,det_gemm,lm_head --candidate cuda-sm90 --dtype bf16,fp16 --check-grad --random-cases 10000 --for 300 \
     --seed 2026 --shuffle 2026

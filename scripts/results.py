@@ -6,7 +6,8 @@ from the summaries.
   results.py digests                        prints the digest of every CUDA kernel of the tree as JSON: {"logp/cuda": "..."}
   results.py summarize DIR [--into FILE]    merges the output of scripts/gpu.sh in DIR into the summary FILE, or prints the summary
   results.py prune                          removes rows of verdicts where the summary of another device of the same architecture has a row
-                                            for them that is not older than its kernel: of several such rows the newest stays, and failures
+                                            for them that is not older than its kernel: of several such rows the newest stays, and failures;
+                                            and rows older than their kernels where the device has a whole present row of another suite
   results.py page [--check]                 writes both pages; with --check exits 1 if one does not match the summaries
 
 Every row of a summary has the date of the measurement and the digest of its kernel: `kernels_digest` covers the candidate's source and every
@@ -773,17 +774,21 @@ def prune(options):
         if row.get("result") != "no summary" and row.get("complete", True) and not older(row, digests):
             key = (architecture(name), section, key_of(section, row))
             newest[key] = max(newest.get(key, ("", "")), (row["date"], name))
+    judged = lambda name, row: (name, row["op"], row["pass"], row["candidate"], row["dtype"])  # in any suite
+    present = {judged(name, row) for name, section, row in rows_of
+               if section == "checks" and row.get("complete", True) and not older(row, digests)}
     for name, summary in summaries.items():
         before = sum(len(summary.get(section, [])) for section in VERDICTS)
         for section in VERDICTS:
             summary[section] = [row for row in summary.get(section, [])
                                 if newest.get((architecture(name), section, key_of(section, row)), ("", name))[1] == name
                                 or (fails(row) and not older(row, digests))]
+        summary["checks"] = [row for row in summary["checks"] if judged(name, row) not in present or not older(row, digests)]
         removed = before - sum(len(summary[section]) for section in VERDICTS)
         if removed:
             path = os.path.join(RESULTS, f"{name}.json")
             write_summary(os.path.join(options.root, path), summary)
-            print(f"results.py: removed {removed} rows from {path}: another device has newer ones")
+            print(f"results.py: removed {removed} rows from {path}: there are newer ones")
 
 
 def summarize(options):
