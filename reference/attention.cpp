@@ -482,14 +482,14 @@ struct RoundedScores {
   std::vector<double> amplitude, slope;
 };
 
-/// Keys of a query with the same score and the same values: a kernel rounds their probabilities alike.
+/// Keys of a query with the same score and the same values: a kernel rounds their probabilities alike. Only page tables
+/// make such keys, and no backward pass has one: there each key stands for itself.
 struct EqualKeys {
   size_t first;  ///< of one of them
   double n;
 };
 
-/// All keys of a row. A page that a table names twice has equal keys, for example. v_of(j): the `width` values of a
-/// key. Compares bits, because there may be NaN.
+/// All keys of a row. v_of(j): the `width` values of a key. Compares bits, because there may be NaN.
 template <typename ValuesOf>
 std::vector<EqualKeys> equal_keys(const QueryRow& row, const ValuesOf& v_of, int64_t width) {
   const auto compare = [&](size_t a, size_t b) {

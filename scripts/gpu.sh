@@ -31,6 +31,11 @@ if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|tests|judge|suites|sanitize|benc
 fi
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+for op in ${OPS:+${OPS//,/ }}; do
+  [[ -d kernels/$op ]] && continue
+  echo "gpu.sh: OPS: no operator '$op'; name folders of kernels/, with commas between them" >&2
+  exit 2
+done
 readonly out tool=build/cuda/check_operator
 readonly rows=$out/rows  # one file per table line, since checks run in parallel; .trouble exists after any failure
 rm -rf "$rows" && mkdir "$rows"
@@ -70,12 +75,20 @@ judge() {
   row "$name" "$result" $((SECONDS - start)) "report-$name.json"
 }
 
+is_selected() { [[ -z ${OPS:-} || ,$OPS, == *,$1,* ]]; }
+
+# forget OP...: removes the timings of operators, before the first bench of each
+forget() {
+  local op
+  for op; do ! is_selected "$op" || rm -f "$out/bench-$op.jsonl"; done
+}
+
 # bench OP CANDIDATES LIMIT_S ARGUMENTS...: timings of one operator, unless OPS leaves it out; further calls append to the
 # same file
 bench() {
   local op=$1 candidates=$2 limit=$3 rc=0 start=$SECONDS
   shift 3
-  [[ -z ${OPS:-} || ,$OPS, == *,$op,* ]] || return 0
+  is_selected "$op" || return 0
   local records=$out/bench-$op.jsonl more=$out/bench.part
   echo "== bench $op: $*"
   timeout --kill-after=10 "$limit" "$tool" bench --op "$op" --candidate "$candidates" --device cuda --dtype bf16 "$@" \
@@ -188,7 +201,7 @@ run_suites() {
   # It rounds P and dS to 16 bits, which the default contract does not allow.
   local rounding="" op
   for op in attention varlen_attention paged_attention; do
-    [[ -n $ops && ,$OPS, != *,$op,* ]] || rounding+=,$op
+    ! is_selected "$op" || rounding+=,$op
   done
   if [[ -n $rounding ]]; then
     local -r framework=(--op "${rounding#,}" --candidate cuda-sm90 --contract contracts/framework.json)
@@ -261,7 +274,7 @@ readonly product_sizes="4096,4096,4096 4096,4096,6144 4096,4096,24576 4096,12288
 readonly logp_sizes="4096,4096,128256 4096,2048,131072 1024,4096,128256 8192,4096,151936"
 
 run_bench() {
-  rm -f "$out"/bench-{logp,ratio_kl,grpo_loss,rms_norm,add_rms_norm,gated_rms_norm,qk_norm_rope,silu,swiglu,embedding,rope}.jsonl
+  forget logp ratio_kl grpo_loss rms_norm add_rms_norm gated_rms_norm qk_norm_rope silu swiglu embedding rope
   # 50257 columns: rows begin at any even address.
   bench logp cuda 300 --check-grad --batch 8 --seq 512 --vocab 128256,50257
   bench logp cuda 300 --check-grad --batch 16 --seq 512 --vocab 151936
@@ -280,7 +293,7 @@ run_bench() {
 }
 
 run_products() {
-  rm -f "$out"/bench-{det_gemm,grouped_gemm,fp8_block_gemm,lm_head,linear_logp,linear_policy_loss,attention,varlen_attention,paged_attention}.jsonl
+  forget det_gemm grouped_gemm fp8_block_gemm lm_head linear_logp linear_policy_loss attention varlen_attention paged_attention
   local sizes m k n
   for sizes in $product_sizes; do
     IFS=, read -r m k n <<<"$sizes"
@@ -329,7 +342,7 @@ run_products() {
     bench "${attention[@]}" "${beside[@]}" --pass forward
     bench "${attention[@]}" "${beside[@]}" --pass backward --with lse+o
   done
-  # Sizes of 20 models drawn at random, with the head_dims that the kernels have.
+  # 20 sizes drawn at random, with head_dims of models.
   local pass
   for pass in forward 'backward --with lse+o'; do
     # shellcheck disable=SC2086  # two words
@@ -425,7 +438,7 @@ PYTHON
 
 run_soak() {
   judge soak-framework 400 --op attention,varlen_attention,paged_attention --candidate cuda-sm90 --dtype bf16,fp16 --check-grad \
-    --random-cases 1000 --seed 2026 --contract contracts/framework.json &
+    --head-dim 8,40,64,72,80,96,128 --random-cases 1000 --for 300 --seed 2026 --contract contracts/framework.json &
   judge soak 400 --op matmul,det_gemm,lm_head --candidate cuda-sm90 --dtype bf16,fp16 --check-grad --random-cases 10000 --for 300 \
     --seed 2026 --shuffle 2026
   wait

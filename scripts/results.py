@@ -7,7 +7,8 @@ from the summaries.
   results.py summarize DIR [--into FILE]    merges the output of scripts/gpu.sh in DIR into the summary FILE, or prints the summary
   results.py prune                          removes rows of verdicts where the summary of another device of the same architecture has a row
                                             for them that is not older than its kernel: of several such rows the newest stays, and failures;
-                                            and rows older than their kernels where the device has a whole present row of another suite
+                                            and rows without failures that are older than their kernels, where the summary has a complete row
+                                            of another suite that is not
   results.py page [--check]                 writes both pages; with --check exits 1 if one does not match the summaries
 
 Every row of a summary has the date of the measurement and the digest of its kernel: `kernels_digest` covers the candidate's source and every
@@ -774,16 +775,16 @@ def prune(options):
         if row.get("result") != "no summary" and row.get("complete", True) and not older(row, digests):
             key = (architecture(name), section, key_of(section, row))
             newest[key] = max(newest.get(key, ("", "")), (row["date"], name))
-    judged = lambda name, row: (name, row["op"], row["pass"], row["candidate"], row["dtype"])  # in any suite
-    present = {judged(name, row) for name, section, row in rows_of
-               if section == "checks" and row.get("complete", True) and not older(row, digests)}
+    judged = lambda row: [row[name] for name in ("op", "pass", "candidate", "dtype")]  # in any suite
     for name, summary in summaries.items():
         before = sum(len(summary.get(section, [])) for section in VERDICTS)
         for section in VERDICTS:
             summary[section] = [row for row in summary.get(section, [])
                                 if newest.get((architecture(name), section, key_of(section, row)), ("", name))[1] == name
                                 or (fails(row) and not older(row, digests))]
-        summary["checks"] = [row for row in summary["checks"] if judged(name, row) not in present or not older(row, digests)]
+        present = [judged(row) for row in summary["checks"] if row.get("complete", True) and not older(row, digests)]
+        summary["checks"] = [row for row in summary["checks"]
+                             if fails(row) or not older(row, digests) or judged(row) not in present]
         removed = before - sum(len(summary[section]) for section in VERDICTS)
         if removed:
             path = os.path.join(RESULTS, f"{name}.json")

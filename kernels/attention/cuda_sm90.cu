@@ -10,8 +10,8 @@
 //   causal keeps key j <= i + (kv_seq - q_seq). A row without keys is 0. Masked keys may hold NaN; but NaN and
 //   infinities in the values of keys that `causal` hides from a row reach it if a row of its tile sees a key of their
 //   block of 128.
-//   Values have as many columns as keys: v_dim is head_dim. A head_dim below 64, or between 64 and 128, takes the time
-//   of 64, or of 128.
+//   Values have as many columns as keys: v_dim is head_dim. A head_dim below 64 takes the time of 64, and one
+//   between 64 and 128 that of 128.
 //   Limits: sm_90 only; no window_left, window_right, softcap, sinks or gradient of lse. fp32, gradients in fp16 (where
 //   ds would underflow), a head_dim above 128 or not a multiple of 8, and a scale that is not positive are computed as
 //   in the candidate cuda, with its limits. Otherwise 16-bit arrays that do not begin at a 16-byte boundary are

@@ -28,7 +28,8 @@ using namespace sm90;  // NOLINT: the building blocks of this folder's kernels
 /// sm90_sequences.cuh; their keys are rows of k, or in pages that TMA can load in boxes, or in pages of any size.
 enum class Source { planes, rows, pages, any_pages };
 
-/// consumers: warpgroups of 64 rows; stages: blocks of keys, and of values, in flight.
+/// head_dim: columns of the kernel; rows may be narrower, see ForwardParams::width. consumers: warpgroups of 64 rows;
+/// stages: blocks of keys, and of values, in flight.
 template <int head_dim, int consumers, int stages, Source source = Source::planes>
 struct AttentionConfig {
   static constexpr Source kSource = source;
@@ -62,7 +63,7 @@ struct ForwardParams {
   T* __restrict__ o;
   float* __restrict__ lse;  ///< or null
   KeyLists lists;
-  int width;          ///< elements of a row of q, k, v and o: head_dim, or fewer
+  int width;          ///< elements of a row of q, k, v and o: as many as the kernel has columns, or fewer
   unsigned* counter;  ///< tiles that were taken after each block's first; null: a block has one tile
   int kv_heads, group, q_seq, kv_seq;
   int planes_per_tile, rows_per_plane;  ///< heads of a group that share a tile, and the rows of each

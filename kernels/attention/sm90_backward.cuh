@@ -150,7 +150,7 @@ struct RowsOfSequences {
   }
 };
 
-/// width: of the rows of o and grad, at most head_dim. lse: of every row of q, -inf for rows without keys; times
+/// head_dim, width: as in ForwardParams. lse: of every row of q, -inf for rows without keys; times
 /// `lse_unit` a logarithm of base 2. rows: planes * padded_queries, a multiple of kRowsPerWarp.
 template <typename T, int head_dim, typename Rows>
 __global__ __launch_bounds__(256) void prepare_rows(const T* __restrict__ o, const T* __restrict__ grad, int width,
@@ -624,7 +624,7 @@ struct KeyGradients {
           wgmma_wait_group<0>();
           pin_registers(score);
           pin_registers(dv);
-          if (lane == 0) arrive(grad_empty(pipe.stage));
+          if (lane == 0) arrive(grad_empty(pipe.stage));  // their delta is released with the queries
         } else {
           begin_sum(dv, weights, grad(pipe.stage), i);
           wgmma_wait_group<1>();
@@ -639,7 +639,7 @@ struct KeyGradients {
           wgmma_wait_group<1>();
           pin_registers(score);
           pin_registers(dv);
-          if (lane == 0) arrive(grad_empty(pipe.stage));
+          if (lane == 0) arrive(grad_empty(pipe.stage));  // their delta is released with the queries
           exponentiate_step(next_stage, step * kQueries);
           pin_registers(score);
           wgmma_wait_group<0>();

@@ -3,10 +3,11 @@
 // use these functions, so that it gets the same bits.
 //   p[i,j] = 2^(s[i,j] c - k[i]),  c = scale log2(e),  l[i] = sum_j p[i,j],  softmax = p / l
 // Keys are taken in blocks of 128, from key 0 upward, whatever the size of the call. k[i], the row's reference, is the
-// maximum of the first block: then 16 bits hold p of its largest score exactly, and a row with a single key has o = v.
-// It follows the maximum of the row with a lag: it moves only when the maximum exceeds it by more than 8, so it hardly
-// ever moves after the first block. A row's k, l and p depend on the row and on the keys that it keeps alone: a hidden
-// key gives p = 0 exactly, and a block without a kept key changes nothing.
+// maximum of s c in the first block with a kept key (in fp16 7 less): p of the largest score is then a power of two in
+// 16 bits, so that a row with a single key has o = v. It follows the maximum of the row with a lag: it moves only when
+// the maximum exceeds it by more than 8, so it hardly ever moves after the first block. Then o and l are multiplied by
+// the same number, which is within 2 ulp, and rounded once more. A row's k, l and p depend on the row and on the keys
+// that it keeps alone: a hidden key gives p = 0 exactly, and a block without a kept key changes nothing.
 //
 // Fragment: thread 32w + l of a warpgroup has, of rows 16w + l / 4 and 8 below, columns 8j + l % 4 * 2 and the next
 // (wgmma.cuh). A row's sum is one chain per thread over its 32 columns of a block, then over the blocks; in the end the
@@ -77,7 +78,7 @@ __device__ __forceinline__ bool move_reference(const float (&score)[kScores], fl
     most[0] = fmaxf(most[0], __shfl_xor_sync(kAllLanes, most[0], 1));
     most[0] = fmaxf(most[0], __shfl_xor_sync(kAllLanes, most[0], 2));
     // NaN and +inf make the sum NaN: fmaxf skips NaN but the power does not, and inf - inf is NaN.
-    const float maximum = most[0] * c;
+    const float maximum = __fmul_rn(most[0], c);  // not contracted: reference() has this product, rounded
     moved[half] = maximum > row.maximum[half] + kReferenceLag;
     factor[half] = moved[half] ? power_of_2(row.maximum[half] - maximum) : 1.0f;
     row.maximum[half] = moved[half] ? maximum : row.maximum[half];

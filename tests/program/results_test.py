@@ -402,14 +402,14 @@ class Page(Results):
             with open(other, encoding="utf-8") as file:
                 self.assertEqual([row["dtype"] for row in json.load(file)["checks"]], dtypes, complete)
 
-    def test_prune_removes_an_older_suite_of_a_kernel_that_a_present_one_has_judged(self):
-        self.write_raw("report-large.json", report([case(), case(dtype="fp32")]))
+    def test_prune_removes_an_older_suite_without_failures_where_a_present_one_has_judged(self):
+        self.write_raw("report-large.json", report([case(), case(dtype="fp32"), case("fail", "accuracy", dtype="fp16")]))
         self.summarize()
         self.edit("kernels/logp/cuda.cu", "a + +b", "b + +a")
         os.remove(os.path.join(self.folder, "report-large.json"))
         self.write_raw("kernels.json", self.run_script("digests"))
-        for complete, dtypes in ((False, ["bf16", "bf16", "fp32"]), (True, ["bf16", "fp32"])):
-            self.write_raw("report-smoke.json", report([case()], complete=complete))
+        for complete, dtypes in ((False, ["bf16", "bf16", "fp16", "fp16", "fp32"]), (True, ["bf16", "fp16", "fp16", "fp32"])):
+            self.write_raw("report-smoke.json", report([case(), case(dtype="fp16")], complete=complete))
             self.summarize()
             self.run_script("prune")
             with open(self.summary, encoding="utf-8") as file:
