@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <compare>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -489,12 +490,14 @@ struct EqualKeys {
   double n;
 };
 
-/// All keys of a row. v_of(j): the `width` values of a key. Compares bits, because there may be NaN.
+/// All keys of a row. v_of(j): the `width` values of a key. In an order that also has a place for NaN.
 template <typename ValuesOf>
 std::vector<EqualKeys> equal_keys(const QueryRow& row, const ValuesOf& v_of, int64_t width) {
   const auto compare = [&](size_t a, size_t b) {
-    const int of_scores = std::memcmp(&row.score[a], &row.score[b], sizeof(double));
-    return of_scores != 0 ? of_scores : std::memcmp(v_of(a), v_of(b), at(width) * sizeof(double));
+    const auto of_scores = std::strong_order(row.score[a], row.score[b]);
+    if (of_scores != 0) return of_scores;
+    const double *of_a = v_of(a), *of_b = v_of(b);
+    return std::lexicographical_compare_three_way(of_a, of_a + width, of_b, of_b + width, std::strong_order);
   };
   std::vector<size_t> order(row.score.size());
   std::iota(order.begin(), order.end(), size_t{0});
