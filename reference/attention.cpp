@@ -483,8 +483,8 @@ struct RoundedScores {
   std::vector<double> amplitude, slope;
 };
 
-/// Keys of a query with the same score and the same values: a kernel rounds their probabilities alike. Only page tables
-/// make such keys, and no backward pass has one: there each key stands for itself.
+/// Keys of a query with the same score and the same values: a kernel rounds their probabilities alike. They come from
+/// page tables above all, which no backward pass has: gradients take each key for itself.
 struct EqualKeys {
   size_t first;  ///< of one of them
   double n;
