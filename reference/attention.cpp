@@ -13,6 +13,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -150,30 +151,81 @@ CHECKOP_VECTOR_CLONES void sum_products(const double* x, const double* y, int64_
   std::memcpy(sums, &sum, sizeof sum), std::memcpy(sizes, &size, sizeof size);
 }
 
-// Large arrays begin at equal offsets in their pages, so a loop over two of them would wait at each load for the store
-// before it. Hence a loop for each.
+/// Sums of the squares and of the sizes of errors.
+struct Errors {
+  double squares = 0, sizes = 0;
 
-/// value += a*x, magnitude += b*|x|, rounding += c*|x|.
-CHECKOP_VECTOR_CLONES void add_terms(const double* __restrict x, int64_t n, double a, double b, double c,
-                                     double* __restrict value, double* __restrict magnitude,
-                                     double* __restrict rounding) {
-  for (int64_t d = 0; d < n; ++d) value[d] += a * x[d];
-  for (int64_t d = 0; d < n; ++d) magnitude[d] += b * std::abs(x[d]);
-  for (int64_t d = 0; d < n; ++d) rounding[d] += c * std::abs(x[d]);
+  void add(double error) { squares += error * error, sizes += std::abs(error); }
+  /// Errors that `factor` multiplies.
+  void add(const Errors& errors, double factor) {
+    squares += factor * factor * errors.squares, sizes += std::abs(factor) * errors.sizes;
+  }
+};
+
+/// A row x times a factor, one of the terms of a sum of rows; see Block.
+struct Term {
+  const double* x;
+  double value, magnitude, rounding;  ///< the factor and the coefficients of its error
+  double by_o = 0, by_lse = 0;        ///< by how much saved values move the factor
+  Errors errors = {};                 ///< of the roundings to 16 bits in x times the factor
+};
+
+/// Adds the terms to the first n elements of `to`: add(term, x, |x|, sums) with a vector of x, or one element, and the
+/// sums of these elements. Two vectors at a time take all terms, so that their sums stay in registers.
+template <size_t kSums, typename Add>
+[[gnu::always_inline]] inline void add_rows(std::span<const Term> terms, int64_t n,
+                                            const std::array<double*, kSums>& to, const Add& add) {
+  constexpr int64_t kVectors = 2;
+  int64_t i = 0;
+  for (; i + kVectors * kLanes <= n; i += kVectors * kLanes) {
+    std::array<std::array<Lanes, kSums>, kVectors> sums;
+    for (size_t vector = 0; vector < kVectors; ++vector)
+      for (size_t sum = 0; sum < kSums; ++sum)
+        std::memcpy(&sums[vector][sum], to[sum] + at(i) + vector * kLanes, sizeof(Lanes));
+    for (const Term& term : terms) {
+      for (size_t vector = 0; vector < kVectors; ++vector) {
+        Lanes x;
+        std::memcpy(&x, term.x + at(i) + vector * kLanes, sizeof x);
+        add(term, x, x < 0 ? -x : x, sums[vector].data());
+      }
+    }
+    for (size_t vector = 0; vector < kVectors; ++vector)
+      for (size_t sum = 0; sum < kSums; ++sum)
+        std::memcpy(to[sum] + at(i) + vector * kLanes, &sums[vector][sum], sizeof(Lanes));
+  }
+  for (; i < n; ++i) {
+    std::array<double, kSums> sums;
+    for (size_t sum = 0; sum < kSums; ++sum) sums[sum] = to[sum][i];
+    for (const Term& term : terms) add(term, term.x[i], std::abs(term.x[i]), sums.data());
+    for (size_t sum = 0; sum < kSums; ++sum) to[sum][i] = sums[sum];
+  }
 }
 
-/// to_a += a*x, to_b += b*x.
-CHECKOP_VECTOR_CLONES void add_multiples(const double* __restrict x, int64_t n, double a, double b,
-                                         double* __restrict to_a, double* __restrict to_b) {
-  for (int64_t d = 0; d < n; ++d) to_a[d] += a * x[d];
-  for (int64_t d = 0; d < n; ++d) to_b[d] += b * x[d];
+CHECKOP_VECTOR_CLONES void add_terms(std::span<const Term> terms, int64_t n, double* value, double* magnitude,
+                                     double* rounding) {
+  add_rows<3>(
+      terms, n, {value, magnitude, rounding},
+      [](const Term& term, const auto& x, const auto& size, auto* sums) __attribute__((always_inline)) {
+        sums[0] += term.value * x, sums[1] += term.magnitude * size, sums[2] += term.rounding * size;
+      });
 }
 
-/// squares += a*x*x, sizes += b*|x|.
-CHECKOP_VECTOR_CLONES void add_errors(const double* __restrict x, int64_t n, double a, double b,
-                                      double* __restrict squares, double* __restrict sizes) {
-  for (int64_t d = 0; d < n; ++d) squares[d] += a * x[d] * x[d];
-  for (int64_t d = 0; d < n; ++d) sizes[d] += b * std::abs(x[d]);
+CHECKOP_VECTOR_CLONES void add_moves(std::span<const Term> terms, int64_t n, double* by_o, double* by_lse) {
+  add_rows<2>(
+      terms, n, {by_o, by_lse},
+      [](const Term& term, const auto& x, const auto&, auto* sums) __attribute__((always_inline)) {
+        if (term.by_o == 0 && term.by_lse == 0) return;
+        sums[0] += term.by_o * x, sums[1] += term.by_lse * x;
+      });
+}
+
+CHECKOP_VECTOR_CLONES void add_errors(std::span<const Term> terms, int64_t n, double* squares, double* sizes) {
+  add_rows<2>(
+      terms, n, {squares, sizes},
+      [](const Term& term, const auto& x, const auto& size, auto* sums) __attribute__((always_inline)) {
+        if (term.errors.sizes == 0) return;
+        sums[0] += term.errors.squares * x * x, sums[1] += term.errors.sizes * size;
+      });
 }
 
 /// sum x*y and sum |x*y|.
@@ -207,27 +259,24 @@ struct Block {
         by_lse(by_o.size()),
         first_(first) {}
 
-  /// [first, first + n) += factor*x. The errors of `factor` are `factor_magnitude` and `factor_rounding`.
-  void add(int64_t first, int64_t n, double factor, double factor_magnitude, double factor_rounding, const double* x) {
+  /// Adds terms, in their order, to [first, first + n).
+  void add(int64_t first, int64_t n, std::span<const Term> terms) {
     if (value.empty()) return;
     first -= first_;
-    add_terms(x, n, factor, factor_magnitude, factor_rounding, &value[at(first)], &magnitude[at(first)],
-              &rounding[at(first)]);
+    add_terms(terms, n, &value[at(first)], &magnitude[at(first)], &rounding[at(first)]);
+    if (!by_o.empty()) add_moves(terms, n, &by_o[at(first)], &by_lse[at(first)]);
+    if (!squares.empty()) add_errors(terms, n, &squares[at(first)], &sizes[at(first)]);
   }
-  /// Elements [first, first + n) carry x times errors whose squares and sizes have these sums.
-  void add_roundings(int64_t first, int64_t n, double of_squares, double of_sizes, const double* x) {
+  /// [first, first + n) carry x times these errors.
+  void add_roundings(int64_t first, int64_t n, const Errors& errors, const double* x) {
     if (value.empty()) return;
-    add_errors(x, n, of_squares, of_sizes, &squares[at(first - first_)], &sizes[at(first - first_)]);
+    const Term term{.x = x, .value = 0, .magnitude = 0, .rounding = 0, .errors = errors};
+    add_errors({&term, 1}, n, &squares[at(first - first_)], &sizes[at(first - first_)]);
   }
-  void add_rounding(int64_t i, double square, double size) {
+  /// Element i carries `factor` times these errors.
+  void add_rounding(int64_t i, const Errors& errors, double factor = 1) {
     if (value.empty()) return;
-    squares[at(i - first_)] += square, sizes[at(i - first_)] += size;
-  }
-  /// [first, first + n) moves by o*x in a kernel that uses the saved o, by lse*x in one that uses the saved lse.
-  void move(int64_t first, int64_t n, double o, double lse, const double* x) {
-    if (value.empty()) return;
-    first -= first_;
-    add_multiples(x, n, o, lse, &by_o[at(first)], &by_lse[at(first)]);
+    squares[at(i - first_)] += factor * factor * errors.squares, sizes[at(i - first_)] += factor * errors.sizes;
   }
   /// Adds a block that holds some of these elements, before finish().
   void add(const Block& part) {
@@ -522,8 +571,9 @@ void round_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s,
   const auto v_of = [&](size_t j) { return &entry.v[at(entry.value_at(head, row.keys[j]))]; };
   if (recipes.has(recipe::kP)) {
     for (const EqualKeys& keys : equal_keys(row, v_of, s.v_dim)) {
-      const double p = keys.n * recipes.size(row.p[keys.first]);
-      o.add_roundings(to, s.v_dim, p * p, p, v_of(keys.first));
+      Errors errors;
+      errors.add(keys.n * recipes.size(row.p[keys.first]));
+      o.add_roundings(to, s.v_dim, errors, v_of(keys.first));
     }
   }
   if (!recipes.has(recipe::kScores)) return;
@@ -532,10 +582,10 @@ void round_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s,
     const double* v = v_of(j);
     for (int64_t i = 0; i < s.v_dim; ++i) {
       const double error = std::abs(row.p[j] * scores.amplitude[j] * (v[i] - o.value[at(to + i)]));
-      o.add_rounding(to + i, scores.kRoundings * error * error, scores.kRoundings * error);
+      o.add_rounding(to + i, {scores.kRoundings * error * error, scores.kRoundings * error});
     }
     const double error = row.p[j] * scores.amplitude[j];
-    lse.add_rounding(r, scores.kRoundings * error * error, scores.kRoundings * error);
+    lse.add_rounding(r, {scores.kRoundings * error * error, scores.kRoundings * error});
   }
 }
 
@@ -555,15 +605,18 @@ void attention_forward(const GoldArgs& args, int parts) {
     const int64_t n_wanted = std::ssize(wanted);
     args.parallel_for((n_wanted + kRowsOfATask - 1) / kRowsOfATask, [&](int64_t task) {
       QueryRow row;
+      std::vector<Term> terms;
       for (int64_t i = task * kRowsOfATask; i < std::min(n_wanted, (task + 1) * kRowsOfATask); ++i) {
         const int64_t r = wanted[at(i)];
         entry.load(r / s.q_seq, r % s.q_seq, row);
         const int64_t to = r * s.v_dim;
+        terms.clear();
         for (size_t j = 0; j < row.keys.size(); ++j) {
           const double p = row.p[j];
-          o.add(to, s.v_dim, p, p * (1 + row.growth[j]), p * row.rounding[j],
-                &entry.v[at(entry.value_at(r / s.q_seq, row.keys[j]))]);
+          const double* v = &entry.v[at(entry.value_at(r / s.q_seq, row.keys[j]))];
+          terms.push_back({v, p, p * (1 + row.growth[j]), p * row.rounding[j]});
         }
+        o.add(to, s.v_dim, terms);
         lse.value[at(r)] = row.lse, lse.magnitude[at(r)] = row.lse_magnitude, lse.rounding[at(r)] = row.lse_rounding;
         if (!args.recipes.none()) round_row(args.recipes, entry, s, row, r, o, lse);
       }
@@ -586,29 +639,48 @@ namespace {
 /// and each dt_j by -scale p_j times that. The gradient of a sink moves as D and its probability do.
 class RoundedGradients {
  public:
+  /// `grad`: of the query's output.
   RoundedGradients(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s, int64_t head, const QueryRow& row,
-                   double d, double of_lse)
+                   const double* grad, double d, double of_lse)
       : recipes_(recipes),
         entry_(entry),
         n_(s.head_dim),
         v_n_(s.v_dim),
         head_(head),
         row_(row),
+        grad_(grad),
         d_(d),
-        of_lse_(of_lse) {}
+        of_lse_(of_lse),
+        rounds_p_(recipes.has(recipe::kP)),
+        rounds_ds_(recipes.has(recipe::kDs)),
+        rounds_o_(recipes.has(recipe::kO)) {
+    if (!rounds_o_) return;
+    const std::vector<double> o = mean_value(row.p);
+    for (int64_t i = 0; i < v_n_; ++i) of_d_.add(std::abs(grad[i]) * recipes.size(o[at(i)]));
+  }
 
-  void add(const double* grad, int64_t query, const std::vector<Dot>& dp, const std::vector<double>& dt, Block& dq,
-           Block& dk, Block& dv, Block& dsinks) const {
-    for (size_t j = 0; j < dt.size(); ++j) {
-      const double p = recipes_.size(row_.p[j]), size = rounded_ds(slope(j) * dt[j]);
-      if (recipes_.has(recipe::kP)) dv.add_roundings(value(j), v_n_, p * p, p, grad);
-      if (!recipes_.has(recipe::kDs)) continue;
-      dq.add_roundings(query, n_, size * size, size, &entry_.k[at(key(j))]);
-      dk.add_roundings(key(j), n_, size * size, size, &entry_.q[at(query)]);
+  /// Errors of the terms that key j adds to dq, dk and dv, but for those of scores_in_16_bit.
+  struct OfKey {
+    Errors dq, dk, dv;
+  };
+  OfKey of_key(size_t j, double dt) const {
+    OfKey errors;
+    if (rounds_p_) errors.dv.add(recipes_.size(row_.p[j]));
+    if (rounds_ds_) errors.dq.add(rounded_ds(slope(j) * dt)), errors.dk = errors.dq;
+    if (rounds_o_) errors.dk.add(of_d_, std::abs(entry_.scale) * row_.p[j] * slope(j));
+    return errors;
+  }
+
+  /// Adds the others. `dp`, `dt`: of all keys.
+  void finish(int64_t query, const std::vector<Dot>& dp, const std::vector<double>& dt, Block& dq, Block& dk, Block& dv,
+              Block& dsinks) const {
+    if (rounds_o_) {
+      const std::vector<double> k = mean_key(times_slope(row_.p));
+      for (int64_t i = 0; i < n_; ++i) dq.add_rounding(query + i, of_d_, std::abs(entry_.scale * k[at(i)]));
+      if (row_.sink_p != 0) dsinks.add_rounding(head_, of_d_, row_.sink_p);
     }
-    if (recipes_.has(recipe::kO)) add_o(grad, query, dq, dk, dsinks);
     if (!recipes_.has(recipe::kScores)) return;
-    add_scores(grad, query, dp, dt, dq, dk, dv);
+    add_scores(query, dp, dt, dq, dk, dv);
     if (row_.sink_p != 0) add_scores_of_sink(dp, dsinks);
   }
 
@@ -641,43 +713,25 @@ class RoundedGradients {
     return sum;
   }
 
-  void add_o(const double* grad, int64_t query, Block& dq, Block& dk, Block& dsinks) const {
-    const std::vector<double> o = mean_value(row_.p), k = mean_key(times_slope(row_.p));
-    double square = 0, size = 0;  // of the errors of D
-    for (int64_t d = 0; d < v_n_; ++d) {
-      const double term = std::abs(grad[d]) * recipes_.size(o[at(d)]);
-      square += term * term, size += term;
-    }
-    const double scale = std::abs(entry_.scale);
-    for (int64_t d = 0; d < n_; ++d) {
-      const double factor = scale * std::abs(k[at(d)]);
-      dq.add_rounding(query + d, factor * factor * square, factor * size);
-    }
-    for (size_t j = 0; j < row_.p.size(); ++j) {
-      const double factor = scale * row_.p[j] * slope(j);
-      dk.add_roundings(key(j), n_, factor * factor * square, factor * size, &entry_.q[at(query)]);
-    }
-    if (row_.sink_p != 0) dsinks.add_rounding(head_, row_.sink_p * row_.sink_p * square, row_.sink_p * size);
-  }
-
   /// p_sink (g - D) moves by -p_sink sum_l p_l d_l (g - D + dp_l - D) and by -p_sink sum_l p_l e_l. It is rounded, too,
   /// before it is added to those of other queries.
   void add_scores_of_sink(const std::vector<Dot>& dp, Block& dsinks) const {
     const RoundedScores scores(recipes_, entry_.cap, row_);
     const double off = of_lse_ - d_, own = recipes_.size(row_.sink_p * off);
-    double square = own * own, size = own;
+    Errors errors;
+    errors.add(own);
     for (size_t j = 0; j < dp.size(); ++j) {
       const double weight = row_.sink_p * row_.p[j];
       const double by_score = weight * scores.amplitude[j] * std::abs(off + dp[j].value - d_);
-      const double by_dp = weight * recipes_.size(dp[j].value);
-      square += RoundedScores::kRoundings * by_score * by_score + by_dp * by_dp;
-      size += RoundedScores::kRoundings * by_score + by_dp;
+      errors.squares += RoundedScores::kRoundings * by_score * by_score;
+      errors.sizes += RoundedScores::kRoundings * by_score;
+      errors.add(weight * recipes_.size(dp[j].value));
     }
-    dsinks.add_rounding(head_, square, size);
+    dsinks.add_rounding(head_, errors);
   }
 
-  void add_scores(const double* grad, int64_t query, const std::vector<Dot>& dp, const std::vector<double>& dt,
-                  Block& dq, Block& dk, Block& dv) const {
+  void add_scores(int64_t query, const std::vector<Dot>& dp, const std::vector<double>& dt, Block& dq, Block& dk,
+                  Block& dv) const {
     constexpr double kTwice = RoundedScores::kRoundings;
     const RoundedScores scores(recipes_, entry_.cap, row_);
     const std::vector<double>&a = scores.amplitude, &p = row_.p;
@@ -700,14 +754,14 @@ class RoundedGradients {
       const auto square = [](double x) { return x * x; };
       const double p_square = square(ap * (1 - p[j])) + square(p[j]) * (pp - square(ap));
       const double p_size = ap * (1 - p[j]) + p[j] * (p1 - ap);
-      dv.add_roundings(value(j), v_n_, kTwice * p_square, kTwice * p_size, grad);
+      dv.add_roundings(value(j), v_n_, {kTwice * p_square, kTwice * p_size}, grad_);
       const double others =
           square(dt[j]) * pp + 2 * dt[j] * p[j] * pd + square(p[j]) * dd - square(ap * (dt[j] + by_d[j]));
       const double of_scores = square(slope(j) * by_own + of_slope) + square(slope(j)) * std::max(0.0, others);
       const double of_scores_size = slope(j) * (by_own + std::abs(dt[j]) * p1 + p[j] * d1) + of_slope;
       const double of_dp = square(slope(j)) * (square(b[j] * (1 - p[j])) + square(p[j]) * (bb - square(b[j])));
       const double of_dp_size = slope(j) * (b[j] * (1 - p[j]) + p[j] * (b1 - b[j]));
-      dk.add_roundings(key(j), n_, kTwice * of_scores + of_dp + own * own, kTwice * of_scores_size + of_dp_size + own,
+      dk.add_roundings(key(j), n_, {kTwice * of_scores + of_dp + own * own, kTwice * of_scores_size + of_dp_size + own},
                        &entry_.q[at(query)]);
       for (int64_t d = 0; d < n_; ++d) {
         const double of_key = entry_.k[at(key(j) + d)], off = slope(j) * of_key - k[at(d)];
@@ -715,8 +769,8 @@ class RoundedGradients {
             std::abs(a[j] * (dt[j] * slope(j) * of_key - by_d[j] * k[at(d)] - p[j] * dq_of_row[at(d)])) +
             of_slope * std::abs(of_key);
         const double by_dp = b[j] * std::abs(off), by_ds = own * std::abs(of_key);
-        dq.add_rounding(query + d, kTwice * square(by_score) + square(by_dp) + square(by_ds),
-                        kTwice * by_score + by_dp + by_ds);
+        dq.add_rounding(query + d,
+                        {kTwice * square(by_score) + square(by_dp) + square(by_ds), kTwice * by_score + by_dp + by_ds});
       }
     }
   }
@@ -725,7 +779,10 @@ class RoundedGradients {
   const Entry& entry_;
   const int64_t n_, v_n_, head_;  ///< head_dim, v_dim, and the query head
   const QueryRow& row_;
+  const double* grad_;
   const double d_, of_lse_;  ///< the row sum D, and the gradient of lse
+  const bool rounds_p_, rounds_ds_, rounds_o_;
+  Errors of_d_;  ///< by o_in_16_bit
 };
 
 /// The gradients of one head of a group, summed over its queries, are rounded before the heads are added up.
@@ -738,8 +795,9 @@ class RoundedHeads {
   void add(const ActiveRecipes& recipes) {
     for (size_t i = 0; i < value_.size(); ++i) {
       if (all_.magnitude[first_ + i] == magnitude_[i]) continue;  // no query reads the key: the zero is exact
-      const double size = recipes.size(all_.value[first_ + i] - value_[i]);
-      all_.add_rounding(static_cast<int64_t>(first_ + i), size * size, size);
+      Errors errors;
+      errors.add(recipes.size(all_.value[first_ + i] - value_[i]));
+      all_.add_rounding(static_cast<int64_t>(first_ + i), errors);
     }
   }
 
@@ -819,12 +877,13 @@ struct Upstream {
 /// has the exact values, too. Their products are far below the other errors.
 class QueryGradient {
  public:
-  QueryGradient(const Entry& entry, const Sizes& s, const Upstream& up) : entry_(entry), s_(s), up_(up) {}
+  QueryGradient(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s, const Upstream& up)
+      : recipes_(recipes), entry_(entry), s_(s), up_(up) {}
 
   /// Begins with query i of `head`.
   void begin(int64_t head, int64_t i) {
     entry_.load(head, i, row_);
-    head_ = head, next_ = 0, query_ = entry_.query_at(head, i);
+    head_ = head, query_ = entry_.query_at(head, i);
     grad_ = &up_.grad[at(entry_.output_at(head, i))];
     dp_.clear(), dt_.clear();
     d_ = d_magnitude_ = d_rounding_ = 0;
@@ -843,15 +902,58 @@ class QueryGradient {
     uses_saved_ = up_.saved.any() && !row_.has_rounded_scores;
     of_lse_ = uses_saved_ ? up_.saved.growth_of_p(row_, r, &entry_.q[at(query_)]) : 0;
     of_o_ = uses_saved_ ? up_.saved.added_to_d(grad_, s_.v_dim, d_, d_size, r) : 0;
+    rounded_.reset();
+    if (!recipes_.none()) rounded_.emplace(recipes_, entry_, s_, head_, row_, grad_, d_, g_);
   }
 
-  /// The key that add_key() adds; none is left if it is not below kv_seq.
-  int64_t next_key() const { return next_ < row_.keys.size() ? row_.keys[next_] : s_.kv_seq; }
+  /// Adds the next keys, those below `end`, to dq.
+  void add_keys(int64_t end, Block& dq) {
+    shares_.clear(), terms_.clear(), next_ = 0;
+    for (size_t j = dt_.size(); j < row_.keys.size() && row_.keys[j] < end; ++j) {
+      const Share& share = shares_.emplace_back(share_of(j));
+      terms_.push_back(share.term(&entry_.k[at(entry_.key_at(head_, share.key))], share.rounded.dq));
+    }
+    dq.add(query_, s_.head_dim, terms_);
+  }
+  /// Appends the terms of the query in dk and dv of `key`, one of those keys, if the query sees it. The next call is
+  /// for a later key.
+  void append_terms(int64_t key, std::vector<Term>& of_k, std::vector<Term>& of_v) {
+    if (next_ == shares_.size() || shares_[next_].key != key) return;
+    const Share& share = shares_[next_++];
+    of_k.push_back(share.term(&entry_.q[at(query_)], share.rounded.dk));
+    const GoldElement& p = share.p;
+    of_v.push_back({grad_, p.value, p.magnitude, p.rounding, 0, uses_saved_ ? p.value * of_lse_ : 0, share.rounded.dv});
+  }
 
-  void add_key(Block& dq, Block& dk, Block& dv) {
-    const size_t j = next_++;
-    const int64_t key = entry_.key_at(head_, row_.keys[j]), value = entry_.value_at(head_, row_.keys[j]);
-    const int64_t n = s_.head_dim, v_n = s_.v_dim;
+  /// Adds what belongs to no key, after all keys.
+  void finish(Block& dq, Block& dk, Block& dv, Block& dsinks) const {
+    if (row_.sink_p != 0) {
+      const double p = row_.sink_p, off = g_ - d_, value = p * off, one = 1;
+      const Term term{&one,
+                      value,
+                      std::abs(value) + p * (d_magnitude_ + std::abs(off) * row_.sink_growth),
+                      p * (d_rounding_ + std::abs(off) * (row_.sink_rounding + 2)) + kFlushUnits * (std::abs(off) + 1),
+                      uses_saved_ ? -p * of_o_ : 0,
+                      uses_saved_ ? p * of_lse_ * (off - of_o_) : 0};
+      dsinks.add(head_, 1, {&term, 1});
+    }
+    if (rounded_) rounded_->finish(query_, dp_, dt_, dq, dk, dv, dsinks);
+  }
+
+ private:
+  /// What a key and the query have of each other: `ds` is the factor of the key in dq and of the query in dk, `p` that
+  /// of grad in dv.
+  struct Share {
+    int64_t key;
+    GoldElement ds, p;
+    double by_o, by_lse;  ///< by how much saved values move ds
+    RoundedGradients::OfKey rounded;
+
+    Term term(const double* x, const Errors& errors) const {
+      return {x, ds.value, ds.magnitude, ds.rounding, by_o, by_lse, errors};
+    }
+  };
+  Share share_of(size_t j) {
     const double p = row_.p[j], growth = row_.growth[j], rounding = row_.rounding[j], off = dp_[j].value - d_ + g_;
     const double dt = entry_.scale * p * off, weight = std::abs(entry_.scale) * p;
     const double dt_magnitude = std::abs(dt) + weight * (dp_[j].magnitude + d_magnitude_ + std::abs(off) * growth);
@@ -860,62 +962,57 @@ class QueryGradient {
     const double dt_rounding = weight * (d_rounding_ + std::abs(off) * (rounding + 2 + kScaleRounding)) + flushed;
     GoldElement slope = row_.slope[j];
     slope.rounding += kScaleRounding * slope.magnitude;
-    const GoldElement ds = by_logit({dt, dt_magnitude, dt_rounding}, {{}, slope});
-    dq.add(query_, n, ds.value, ds.magnitude, ds.rounding, &entry_.k[at(key)]);
-    dk.add(key, n, ds.value, ds.magnitude, ds.rounding, &entry_.q[at(query_)]);
-    dv.add(value, v_n, p, p * (1 + growth), p * rounding + kFlushUnits, grad_);
-    if (uses_saved_) {
-      const double by_o = -entry_.scale * p * slope.value * of_o_;
-      const double by_lse = entry_.scale * p * slope.value * of_lse_ * (off - of_o_);
-      dq.move(query_, n, by_o, by_lse, &entry_.k[at(key)]);
-      dk.move(key, n, by_o, by_lse, &entry_.q[at(query_)]);
-      dv.move(value, v_n, 0, p * of_lse_, grad_);
-    }
     dt_.push_back(dt);
+    const double scaled = entry_.scale * p * slope.value;
+    return {.key = row_.keys[j],
+            .ds = by_logit({dt, dt_magnitude, dt_rounding}, {{}, slope}),
+            .p = {p, p * (1 + growth), p * rounding + kFlushUnits},
+            .by_o = uses_saved_ ? -scaled * of_o_ : 0,
+            .by_lse = uses_saved_ ? scaled * of_lse_ * (off - of_o_) : 0,
+            .rounded = rounded_ ? rounded_->of_key(j, dt) : RoundedGradients::OfKey{}};
   }
 
-  /// Adds what belongs to no key, after all keys.
-  void finish(const ActiveRecipes& recipes, Block& dq, Block& dk, Block& dv, Block& dsinks) const {
-    if (row_.sink_p != 0) {
-      const double p = row_.sink_p, off = g_ - d_, value = p * off, one = 1;
-      dsinks.add(head_, 1, value, std::abs(value) + p * (d_magnitude_ + std::abs(off) * row_.sink_growth),
-                 p * (d_rounding_ + std::abs(off) * (row_.sink_rounding + 2)) + kFlushUnits * (std::abs(off) + 1),
-                 &one);
-      if (uses_saved_) dsinks.move(head_, 1, -p * of_o_, p * of_lse_ * (off - of_o_), &one);
-    }
-    if (recipes.none()) return;
-    RoundedGradients(recipes, entry_, s_, head_, row_, d_, g_).add(grad_, query_, dp_, dt_, dq, dk, dv, dsinks);
-  }
-
- private:
+  const ActiveRecipes& recipes_;
   const Entry& entry_;
   const Sizes& s_;
   const Upstream& up_;
   QueryRow row_;
   std::vector<Dot> dp_;
   std::vector<double> dt_;        // of the keys added so far
+  std::vector<Share> shares_;     // of those that were added last
+  std::vector<Term> terms_;       // of these in dq
+  size_t next_ = 0;               // of shares_, in append_terms()
   int64_t head_ = 0, query_ = 0;  // query_: of its first element in q
-  size_t next_ = 0;               // of the row's keys
   const double* grad_ = nullptr;  // of the query's output
   double d_ = 0, d_magnitude_ = 0, d_rounding_ = 0, g_ = 0;
   bool uses_saved_ = false;
-  double of_lse_ = 0, of_o_ = 0;  // what saved values add to p, relative to it, and to D
+  double of_lse_ = 0, of_o_ = 0;             // what saved values add to p, relative to it, and to D
+  std::optional<RoundedGradients> rounded_;  // with recipes
 };
 
-/// Adds the contributions of queries [begin, end) of `head`. Some queries at a time take a key, so that its gradients
-/// stay in the cache; a key takes these queries, and a query its keys, in ascending order.
+/// Adds the contributions of queries [begin, end) of `head`: some queries to some keys at a time. A key takes the
+/// queries, and a query its keys, in ascending order.
 void differentiate(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s, const Upstream& up, int64_t head,
                    int64_t begin, int64_t end, Block& dq, Block& dk, Block& dv, Block& dsinks) {
-  constexpr int64_t kAtOnce = 8;
-  std::vector<QueryGradient> queries(at(std::min(kAtOnce, end - begin)), QueryGradient(entry, s, up));
-  for (; begin < end; begin += kAtOnce) {
-    const std::span<QueryGradient> some(queries.data(), at(std::min(kAtOnce, end - begin)));
+  constexpr int64_t kQueries = 16, kKeys = 32;
+  std::vector<QueryGradient> queries;
+  for (int64_t i = 0; i < std::min(kQueries, end - begin); ++i) queries.emplace_back(recipes, entry, s, up);
+  std::vector<Term> of_k, of_v;
+  for (; begin < end; begin += kQueries) {
+    const std::span<QueryGradient> some(queries.data(), at(std::min(kQueries, end - begin)));
     for (size_t i = 0; i < some.size(); ++i) some[i].begin(head, begin + static_cast<int64_t>(i));
-    for (int64_t key = 0; key < s.kv_seq; ++key) {
-      for (QueryGradient& query : some)
-        if (query.next_key() == key) query.add_key(dq, dk, dv);
+    for (int64_t first = 0; first < s.kv_seq; first += kKeys) {
+      const int64_t last = std::min(s.kv_seq, first + kKeys);
+      for (QueryGradient& query : some) query.add_keys(last, dq);
+      for (int64_t key = first; key < last; ++key) {
+        of_k.clear(), of_v.clear();
+        for (QueryGradient& query : some) query.append_terms(key, of_k, of_v);
+        if (of_k.empty()) continue;
+        dk.add(entry.key_at(head, key), s.head_dim, of_k);
+        dv.add(entry.value_at(head, key), s.v_dim, of_v);
+      }
     }
-    for (const QueryGradient& query : some) query.finish(recipes, dq, dk, dv, dsinks);
+    for (const QueryGradient& query : some) query.finish(dq, dk, dv, dsinks);
   }
 }
 
