@@ -127,14 +127,19 @@ std::vector<RowSet> rows_of(const Case& c, const OutputSpec& output, const std::
   return sets;
 }
 
-namespace {
-
-/// The rows of the last entry of `spec.sampled_whole` and of a random one; all if there are at most two. `total`: rows
-/// of the output.
-RowSet choose_entries(const Case& c, const OutputSpec& spec, const std::string& key, int64_t total) {
+int64_t entries_of(const Case& c, const OutputSpec& spec) {
   int64_t entries = 1;
   for (const std::string_view dim : split_dims(spec.sampled_whole)) entries *= extent_of(c, dim);
-  if (entries <= 2) return {};
+  return entries;
+}
+
+namespace {
+
+/// The rows of the last entry of `spec.sampled_whole` and of a random one; all if there are no others. `total`: rows of
+/// the output.
+RowSet choose_entries(const Case& c, const OutputSpec& spec, const std::string& key, int64_t total) {
+  const int64_t entries = entries_of(c, spec);
+  if (entries <= kSampledEntries) return {};
   const Stream stream = Stream::derive(c.seed, c.op->name, "gold rows of " + key);
   RowSet set{false};
   const int64_t rows = total / entries;

@@ -21,6 +21,11 @@ double gold_work(const Case& c);
 /// a random one instead, however many. Outputs of one row_group() get the same rows.
 std::vector<RowSet> sample_rows(const Case& c, const std::vector<Tensor>& inputs, int64_t rows);
 
+/// Entries of OutputSpec::sampled_whole that sample_rows() takes.
+inline constexpr int64_t kSampledEntries = 2;
+/// Entries of OutputSpec::sampled_whole in all.
+int64_t entries_of(const Case& c, const OutputSpec& spec);
+
 /// Key of the outputs that must get the same rows: "+rows" for per-row outputs with a row for each row of the batch,
 /// "+batch q_heads" for those with a row for each entry of these dimensions, the first dimension for others.
 std::string row_group(const Case& c, const TensorSpec& spec);

@@ -302,7 +302,7 @@ class Judge {
 
   /// The rows of the worst and the first failing element are likely to fail under other sets, too.
   void note_telling_rows(size_t i, const Comparison& result) {
-    if (!has_single_rows(i) || result.out_of_bound == 0) return;
+    if (!has_quick_rows(i) || result.out_of_bound == 0) return;
     const MatrixView view = judged_view(*c_.op, c_.pass->outputs[i].tensor, outputs_[i].shape);
     for (const auto& element : {result.worst, result.first}) {
       if (!element) continue;
@@ -312,9 +312,9 @@ class Judge {
   }
 
   /// Whether output i is within its bounds under `set` in the rows in which other sets failed. If it is not, the much
-  /// slower gold of all rows is not needed. If the gold can't compute single rows, in all rows.
+  /// slower gold of all rows is not needed. If no rows are quick, in all rows.
   bool passes_in_telling_rows(size_t i, const Names& set) {
-    if (!has_single_rows(i) || by_recipes_.contains({group_of(i), set})) return judged_by(i, set).out_of_bound == 0;
+    if (!has_quick_rows(i) || by_recipes_.contains({i, set})) return judged_by(i, set).out_of_bound == 0;
     const std::vector<int64_t>& rows = telling_rows_[i];
     auto& [passes, tried] = in_telling_rows_[{i, set}];
     if (!passes || tried == rows.size()) return passes;
@@ -338,22 +338,60 @@ class Judge {
   }
 
   bool has_single_rows(size_t i) const { return !stored_ && c_.pass->outputs[i].sampled; }
+  /// Whether the gold of a row or two of output i takes much less time than that of the judged ones: not if each takes
+  /// the time of an entry, and no others are judged.
+  bool has_quick_rows(size_t i) const {
+    const OutputSpec& spec = c_.pass->outputs[i];
+    return has_single_rows(i) &&
+           (spec.sampled_whole.empty() || (sets_[i].all && entries_of(c_, spec) > kSampledEntries));
+  }
   /// Output i is judged together with the outputs of this group.
   std::string group_of(size_t i) const {
     return has_single_rows(i) ? row_group(c_, c_.pass->outputs[i].tensor) : std::string();
   }
 
-  /// Output i under `set`. The gold computes no row of sampled outputs that other groups hold.
+  /// Output i under `set`. The gold computes no row of sampled outputs that other groups hold. The run serves the other
+  /// outputs of the group, too.
   const Comparison& judged_by(size_t i, const Names& set) {
+    const auto known = by_recipes_.find({i, set});
+    if (known != by_recipes_.end()) return known->second;
     const std::string group = group_of(i);
-    std::vector<Comparison>& judged = by_recipes_[{group, set}];
-    if (judged.empty()) {
-      std::vector<RowSet> sets = sets_;
-      for (size_t k = 0; k < sets.size(); ++k)
-        if (has_single_rows(k) && group_of(k) != group) sets[k] = {false};
-      judged = once(outputs_, set, sets);
+    std::vector<RowSet> sets = sets_;
+    for (size_t k = 0; k < sets.size(); ++k)
+      if (has_single_rows(k) && group_of(k) != group) sets[k] = {false};
+    const Names joint = joined(i, set);
+    std::vector<Comparison> judged = once(outputs_, joint, sets);
+    for (size_t k = 0; k < judged.size(); ++k)
+      if (k != i && group_of(k) == group) by_recipes_.try_emplace({k, part_of(k, joint)}, std::move(judged[k]));
+    return by_recipes_.try_emplace({i, set}, std::move(judged[i])).first->second;
+  }
+
+  std::vector<const Recipe*> recipes_for(size_t i) const {
+    return recipes_of(*c_.pass, c_.pass->outputs[i].tensor, c_.dtype);
+  }
+  /// Those of `set` that output i has.
+  Names part_of(size_t i, const Names& set) const {
+    Names part;
+    for (const Recipe* recipe : recipes_for(i))
+      if (is_part_of({recipe->name}, set)) part.push_back(recipe->name);
+    return part;
+  }
+  /// `set`, some recipes of output i, and granted ones that only other outputs of its group have. These widen bounds
+  /// alone, so output i is judged as under `set`.
+  Names joined(size_t i, const Names& set) const {
+    Names joint = set;
+    for (size_t k = 0; k < gates_.size(); ++k) {
+      if (group_of(k) != group_of(i)) continue;
+      for (const Recipe* recipe : recipes_for(k)) {
+        if (lists(recipe->outputs, c_.pass->outputs[i].tensor.name) || recipe->changes_gold()) continue;
+        const bool is_granted = std::ranges::count(gates_[k].recipes, recipe->name, &RecipeGrant::name) > 0;
+        const bool is_excluded = std::ranges::any_of(c_.pass->recipes, [&](const Recipe& other) {
+          return is_part_of({other.name}, joint) && (&other == recipe || exclude_each_other(other, *recipe));
+        });
+        if (is_granted && !is_excluded) joint.push_back(recipe->name);
+      }
     }
-    return judged[i];
+    return joint;
   }
 
   /// Removes the trivial answers from would_pass that the gates of the whole output reject.
@@ -389,7 +427,7 @@ class Judge {
   std::vector<Gates> gates_;
   std::vector<int64_t> terms_;
   mutable KeptResults kept_;
-  std::map<std::pair<std::string, Names>, std::vector<Comparison>> by_recipes_;  ///< by group and recipes
+  std::map<std::pair<size_t, Names>, Comparison> by_recipes_;  ///< by output and some of its recipes
   std::vector<std::vector<int64_t>> telling_rows_;  ///< by output: of the worst and the first failing elements,
                                                     ///< without recipes and under sets that failed
   struct InTellingRows {

@@ -10,6 +10,10 @@
 
 namespace checkop {
 
+bool exclude_each_other(const Recipe& a, const Recipe& b) {
+  return lists(a.excludes, b.name) || lists(b.excludes, a.name);
+}
+
 std::vector<RecipeSet> recipe_sets(const std::vector<const Recipe*>& recipes) {
   struct Set {
     RecipeSet names;
@@ -24,7 +28,7 @@ std::vector<RecipeSet> recipe_sets(const std::vector<const Recipe*>& recipes) {
       set.names.push_back(recipes[i]->name);
       set.allowances += recipes[i]->exact ? 0 : 1;
       for (size_t k = 0; k < recipes.size(); ++k)
-        excluded |= (bits >> k & 1) != 0 && lists(recipes[i]->excludes, recipes[k]->name);
+        excluded |= (bits >> k & 1) != 0 && exclude_each_other(*recipes[i], *recipes[k]);
     }
     if (!excluded) sets.push_back(std::move(set));
   }

@@ -12,6 +12,8 @@ namespace checkop {
 
 using RecipeSet = std::vector<std::string_view>;
 
+bool exclude_each_other(const Recipe& a, const Recipe& b);
+
 /// All nonempty sets of the recipes in which no recipe excludes another: the smallest first, and among sets of one size
 /// those with the fewest allowances.
 std::vector<RecipeSet> recipe_sets(const std::vector<const Recipe*>& recipes);
