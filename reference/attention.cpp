@@ -562,12 +562,13 @@ std::vector<EqualKeys> equal_keys(const QueryRow& row, const ValuesOf& v_of, int
   return groups;
 }
 
-/// Adds the roundings of a query's scores and probabilities to its output o = sum_j p_j v_j and to its lse, in row `r`:
+/// Adds the roundings of a query's scores and probabilities to its output o = sum_j p_j v_j, from element `to` on, and
+/// to its lse, in row `r`:
 ///   p_in_16_bit       p_j v_j each; equal keys have one rounding
 ///   scores_in_16_bit  an error d_j of exp(s_j) moves o by p_j (v_j - o) d_j, lse by p_j d_j
 void round_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s, const QueryRow& row, int64_t r,
-               Block& o, Block& lse) {
-  const int64_t head = r / s.q_seq, to = r * s.v_dim;
+               int64_t to, Block& o, Block& lse) {
+  const int64_t head = r / s.q_seq;
   const auto v_of = [&](size_t j) { return &entry.v[at(entry.value_at(head, row.keys[j]))]; };
   if (recipes.has(recipe::kP)) {
     for (const EqualKeys& keys : equal_keys(row, v_of, s.v_dim)) {
@@ -593,23 +594,24 @@ void round_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s,
 
 void attention_forward(const GoldArgs& args, int parts) {
   const Sizes s = sizes_of(args, parts);
+  const int64_t rows = s.q_heads * s.q_seq;  // of a batch entry
+  const bool rounds = !args.recipes.none();
   for (int64_t b = 0; b < s.batch; ++b) {
-    const Entry entry(args, {parts}, s, b);
-    const int64_t rows = s.q_heads * s.q_seq;
-    Block o(s.outputs(), !args.recipes.none()), lse(rows, !args.recipes.none());
     std::vector<int64_t> wanted;
     for (int64_t r = 0; r < rows; ++r) {
       const bool of_lse = has_lse_out(args) && args.rows(kLseOut).has(b * s.q_heads + r / s.q_seq);
       if (of_lse || args.rows(0).has(b * rows + r)) wanted.push_back(r);
     }
     const int64_t n_wanted = std::ssize(wanted);
+    if (n_wanted == 0) continue;
+    const Entry entry(args, {parts}, s, b);
+    Block o(n_wanted * s.v_dim, rounds), lse(has_lse_out(args) ? rows : 0, rounds);
     args.parallel_for((n_wanted + kRowsOfATask - 1) / kRowsOfATask, [&](int64_t task) {
       QueryRow row;
       std::vector<Term> terms;
       for (int64_t i = task * kRowsOfATask; i < std::min(n_wanted, (task + 1) * kRowsOfATask); ++i) {
-        const int64_t r = wanted[at(i)];
+        const int64_t r = wanted[at(i)], to = i * s.v_dim;
         entry.load(r / s.q_seq, r % s.q_seq, row);
-        const int64_t to = r * s.v_dim;
         terms.clear();
         for (size_t j = 0; j < row.keys.size(); ++j) {
           const double p = row.p[j];
@@ -617,12 +619,17 @@ void attention_forward(const GoldArgs& args, int parts) {
           terms.push_back({v, p, p * (1 + row.growth[j]), p * row.rounding[j]});
         }
         o.add(to, s.v_dim, terms);
-        lse.value[at(r)] = row.lse, lse.magnitude[at(r)] = row.lse_magnitude, lse.rounding[at(r)] = row.lse_rounding;
-        if (!args.recipes.none()) round_row(args.recipes, entry, s, row, r, o, lse);
+        if (has_lse_out(args))
+          lse.value[at(r)] = row.lse, lse.magnitude[at(r)] = row.lse_magnitude, lse.rounding[at(r)] = row.lse_rounding;
+        if (rounds) round_row(args.recipes, entry, s, row, r, to, o, lse);
       }
     });
     o.finish(args, 0, entry.scale == 0);
-    o.sink_rows(args, 0, b, s.v_dim);
+    if (args.rows(0).all) o.sink(args, 0, b);
+    for (int64_t i = 0; i < n_wanted && !args.rows(0).all; ++i) {
+      const int64_t r = b * rows + wanted[at(i)];
+      if (args.rows(0).has(r)) o.sink(args, 0, r, i * s.v_dim, s.v_dim);
+    }
     if (!has_lse_out(args)) continue;
     lse.finish(args, kLseOut, entry.scale == 0);
     lse.sink_rows(args, kLseOut, b, s.q_seq);
