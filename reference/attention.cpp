@@ -875,7 +875,9 @@ struct Upstream {
 ///   dt_j = p_j (dp_j - D + g) with the gradient g of lse;  ds_j = dt_j times the slope of the cap;
 ///   dsink = sum over queries of p_sink (g - D)
 /// Errors, with E_j = sum_d |grad v_j|:
-///   D: sum_j p_j E_j (2 + growth_j), rounding sum_j p_j E_j rounding_j + |D|, and |g| where both are added first;
+///   D: sum_j p_j (2 E_j + |dp_j| growth_j), rounding sum_j p_j (2 E_j + |dp_j| rounding_j) + |D|, and |g| where both are
+///     added first. An error of p_j moves D by that times dp_j, in sum_d grad_d o_d, too. 2 E_j: the sums in dp_j and over
+///     j, or those in o_d and over d; o_d is divided by the sum of exponentials, and stored;
 ///   dt_j: p_j (E_j + error of D + |dp_j - D + g| growth_j),
 ///     rounding p_j (that of D + |dp_j - D + g| (rounding_j + 2));
 ///   ds_j: see by_logit(); the scale rounds in the score, of which the slope is a function;
@@ -899,8 +901,8 @@ class QueryGradient {
       const Dot& dp = dp_.emplace_back(grad_, &entry_.v[at(entry_.value_at(head, row_.keys[j]))], s_.v_dim);
       d_ += row_.p[j] * dp.value;
       d_size += row_.p[j] * dp.magnitude;
-      d_magnitude_ += row_.p[j] * dp.magnitude * (2 + row_.growth[j]);
-      d_rounding_ += row_.p[j] * dp.magnitude * row_.rounding[j];
+      d_magnitude_ += row_.p[j] * (2 * dp.magnitude + std::abs(dp.value) * row_.growth[j]);
+      d_rounding_ += row_.p[j] * (2 * dp.magnitude + std::abs(dp.value) * row_.rounding[j]);
     }
     const int64_t r = head * s_.q_seq + i;
     g_ = up_.grad_lse.empty() ? 0 : up_.grad_lse[at(r)];
