@@ -562,27 +562,22 @@ std::vector<EqualKeys> equal_keys(const QueryRow& row, const ValuesOf& v_of, int
   return groups;
 }
 
-/// Adds the roundings of a query's scores and probabilities to its output o = sum_j p_j v_j, from element `to` on, and
-/// to its lse, in row `r`:
-///   p_in_16_bit       p_j v_j each; equal keys have one rounding
-///   scores_in_16_bit  an error d_j of exp(s_j) moves o by p_j (v_j - o) d_j, lse by p_j d_j
-void round_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s, const QueryRow& row, int64_t r,
-               int64_t to, Block& o, Block& lse) {
-  const int64_t head = r / s.q_seq;
-  const auto v_of = [&](size_t j) { return &entry.v[at(entry.value_at(head, row.keys[j]))]; };
-  if (recipes.has(recipe::kP)) {
-    for (const EqualKeys& keys : equal_keys(row, v_of, s.v_dim)) {
-      Errors errors;
-      errors.add(keys.n * recipes.size(row.p[keys.first]));
-      o.add_roundings(to, s.v_dim, errors, v_of(keys.first));
-    }
-  }
-  if (!recipes.has(recipe::kScores)) return;
-  const RoundedScores scores(recipes, entry.cap, row);
+/// p_in_16_bit: each p_j v_j has one rounding, equal keys one together. `terms`: p_j v_j of all keys, `width` values
+/// each.
+void round_probabilities(const ActiveRecipes& recipes, const QueryRow& row, int64_t width, std::vector<Term>& terms) {
+  const auto v_of = [&](size_t j) { return terms[j].x; };
+  for (const EqualKeys& keys : equal_keys(row, v_of, width))
+    terms[keys.first].errors.add(keys.n * recipes.size(row.p[keys.first]));
+}
+
+/// scores_in_16_bit: an error d_j of exp(s_j) moves o, from element `to` on, by p_j (v_j - o) d_j, and lse, in row `r`,
+/// by p_j d_j.
+void round_scores(const ActiveRecipes& recipes, const LogitTransform& cap, const QueryRow& row, int64_t width,
+                  const std::vector<Term>& terms, int64_t to, int64_t r, Block& o, Block& lse) {
+  const RoundedScores scores(recipes, cap, row);
   for (size_t j = 0; j < row.keys.size(); ++j) {
-    const double* v = v_of(j);
-    for (int64_t i = 0; i < s.v_dim; ++i) {
-      const double error = std::abs(row.p[j] * scores.amplitude[j] * (v[i] - o.value[at(to + i)]));
+    for (int64_t i = 0; i < width; ++i) {
+      const double error = std::abs(row.p[j] * scores.amplitude[j] * (terms[j].x[i] - o.value[at(to + i)]));
       o.add_rounding(to + i, {scores.kRoundings * error * error, scores.kRoundings * error});
     }
     const double error = row.p[j] * scores.amplitude[j];
@@ -618,10 +613,12 @@ void attention_forward(const GoldArgs& args, int parts) {
           const double* v = &entry.v[at(entry.value_at(r / s.q_seq, row.keys[j]))];
           terms.push_back({v, p, p * (1 + row.growth[j]), p * row.rounding[j]});
         }
+        if (args.recipes.has(recipe::kP)) round_probabilities(args.recipes, row, s.v_dim, terms);
         o.add(to, s.v_dim, terms);
         if (has_lse_out(args))
           lse.value[at(r)] = row.lse, lse.magnitude[at(r)] = row.lse_magnitude, lse.rounding[at(r)] = row.lse_rounding;
-        if (rounds) round_row(args.recipes, entry, s, row, r, to, o, lse);
+        if (args.recipes.has(recipe::kScores))
+          round_scores(args.recipes, entry.cap, row, s.v_dim, terms, to, r, o, lse);
       }
     });
     o.finish(args, 0, entry.scale == 0);
@@ -875,9 +872,10 @@ struct Upstream {
 ///   dt_j = p_j (dp_j - D + g) with the gradient g of lse;  ds_j = dt_j times the slope of the cap;
 ///   dsink = sum over queries of p_sink (g - D)
 /// Errors, with E_j = sum_d |grad v_j|:
-///   D: sum_j p_j (2 E_j + |dp_j| growth_j), rounding sum_j p_j (2 E_j + |dp_j| rounding_j) + |D|, and |g| where both are
-///     added first. An error of p_j moves D by that times dp_j, in sum_d grad_d o_d, too. 2 E_j: the sums in dp_j and over
-///     j, or those in o_d and over d; o_d is divided by the sum of exponentials, and stored;
+///   D: sum_j p_j (2 E_j + |dp_j| growth_j), rounding sum_j p_j (2 E_j + |dp_j| rounding_j) + |D|, and |g| where both
+///   are
+///     added first. An error of p_j moves D by that times dp_j, in sum_d grad_d o_d, too. 2 E_j: the sums in dp_j and
+///     over j, or those in o_d and over d; o_d is divided by the sum of exponentials, and stored;
 ///   dt_j: p_j (E_j + error of D + |dp_j - D + g| growth_j),
 ///     rounding p_j (that of D + |dp_j - D + g| (rounding_j + 2));
 ///   ds_j: see by_logit(); the scale rounds in the score, of which the slope is a function;

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <random>
 
 #include "base/frame.hpp"
 #include "base/host_memory.hpp"
@@ -25,10 +26,11 @@ constexpr size_t kMostSets = 16;
 constexpr uint64_t kDataBytes = uint64_t{256} << 20;
 /// Launches whose outputs may differ, by the contract, from those of others on the same data.
 constexpr size_t kDiffering = 2;
-/// Rows that are judged of the sets after the first, where the contract samples rows.
-constexpr int64_t kRowsOfOthers = 16;
-/// Above this gold_work() a gold that has no quick rows takes seconds, and is computed of the first set alone.
-constexpr double kMostWork = 1e11;
+/// Rows that are judged of the sets but one: where the contract samples rows, and in other large cases.
+constexpr int64_t kRowsOfSampled = 16, kRowsOfLarge = 256;
+/// Above this gold_work() a case is large: a gold of all rows takes seconds. If it has no quick rows, it is computed of
+/// one set alone.
+constexpr double kMostWork = 1e10;
 
 struct Sizes {
   uint64_t inputs = 0, outputs = 0;
@@ -128,13 +130,20 @@ void judge_bench(const Case& c, const ChosenCandidate& candidate, const BenchDat
   RunResult seen = run.seen;
   seen.status = RunStatus::ok;
   const RunChecks checks{.invariance = false};
-  for (size_t slot = 0; slot < run.kept.size(); ++slot) {
-    if (run.kept[slot] < 0) continue;
+  std::vector<size_t> slots;
+  for (size_t slot = 0; slot < run.kept.size(); ++slot)
+    if (run.kept[slot] >= 0) slots.push_back(slot);
+  // Drawn, so that a candidate can't know on which data it has to be right.
+  const size_t most = slots.empty() ? 0 : slots[std::random_device{}() % slots.size()];
+  for (const size_t slot : slots) {
     const auto set = static_cast<size_t>(run.kept[slot]);
     const Case judged = case_of_set(c, set);
     int64_t rows = contract.sampling().rows_for(gold_work(judged));
-    if (slot > 0 && !has_quick_rows(judged) && gold_work(judged) > kMostWork) continue;
-    if (slot > 0 && rows > 0) rows = std::min(rows, kRowsOfOthers);
+    if (slot != most && rows > 0) rows = std::min(rows, kRowsOfSampled);
+    if (slot != most && gold_work(judged) > kMostWork) {
+      if (!has_quick_rows(judged)) continue;
+      if (rows == 0) rows = kRowsOfLarge;
+    }
     const std::vector<Comparison> comparisons =
         judge_outputs(judged, data.inputs[set], data.outputs[index][slot], contract, subject, threads,
                       sample_rows(judged, data.inputs[set], rows));
