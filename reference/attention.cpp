@@ -151,6 +151,28 @@ CHECKOP_VECTOR_CLONES void sum_products(const double* x, const double* y, int64_
   std::memcpy(sums, &sum, sizeof sum), std::memcpy(sizes, &size, sizeof size);
 }
 
+constexpr size_t kDotsAtOnce = 4;  // one alone would wait for each of its additions
+
+/// dots[r] = sum x*rows[r], with the bits of Dot::value.
+CHECKOP_VECTOR_CLONES void multiply_rows(const double* x, const std::array<const double*, kDotsAtOnce>& rows, int64_t n,
+                                         double* dots) {
+  std::array<Lanes, kDotsAtOnce> sums{};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    Lanes a;
+    std::memcpy(&a, x + i, sizeof a);
+    for (size_t row = 0; row < kDotsAtOnce; ++row) {
+      Lanes b;
+      std::memcpy(&b, rows[row] + i, sizeof b);
+      sums[row] += a * b;
+    }
+  }
+  for (size_t row = 0; row < kDotsAtOnce; ++row) {
+    for (int64_t k = i; k < n; ++k) sums[row][0] += x[k] * rows[row][k];
+    dots[row] = (sums[row][0] + sums[row][1]) + (sums[row][2] + sums[row][3]);
+  }
+}
+
 /// Sums of the squares and of the sizes of errors.
 struct Errors {
   double squares = 0, sizes = 0;
@@ -171,11 +193,11 @@ struct Term {
 };
 
 /// Adds the terms to the first n elements of `to`: add(term, x, |x|, sums) with a vector of x, or one element, and the
-/// sums of these elements. Two vectors at a time take all terms, so that their sums stay in registers.
+/// sums of these elements. A few vectors at a time take all terms, so that their sums stay in registers.
 template <size_t kSums, typename Add>
 [[gnu::always_inline]] inline void add_rows(std::span<const Term> terms, int64_t n,
                                             const std::array<double*, kSums>& to, const Add& add) {
-  constexpr int64_t kVectors = 2;
+  constexpr int64_t kVectors = kSums == 1 ? 4 : 2;
   int64_t i = 0;
   for (; i + kVectors * kLanes <= n; i += kVectors * kLanes) {
     std::array<std::array<Lanes, kSums>, kVectors> sums;
@@ -207,6 +229,13 @@ CHECKOP_VECTOR_CLONES void add_terms(std::span<const Term> terms, int64_t n, dou
       terms, n, {value, magnitude, rounding},
       [](const Term& term, const auto& x, const auto& size, auto* sums) __attribute__((always_inline)) {
         sums[0] += term.value * x, sums[1] += term.magnitude * size, sums[2] += term.rounding * size;
+      });
+}
+
+CHECKOP_VECTOR_CLONES void add_values(std::span<const Term> terms, int64_t n, double* value) {
+  add_rows<1>(
+      terms, n, {value}, [](const Term& term, const auto& x, const auto&, auto* sums) __attribute__((always_inline)) {
+        sums[0] += term.value * x;
       });
 }
 
@@ -390,11 +419,7 @@ class Entry {
   int64_t value_at(int64_t head, int64_t j) const { return key_row(head, j) * s_.v_dim; }
 
   void load(int64_t head, int64_t i, QueryRow& row) const {
-    const AttentionAttrs::Range seen = attrs_.keys_of(i, s_.q_seq, s_.kv_seq);
-    row.keys.assign(std::lower_bound(kept_.begin(), kept_.end(), seen.begin),
-                    std::lower_bound(kept_.begin(), kept_.end(), seen.end));
-    row.resize();
-    row.sink = sinks.empty() ? -INFINITY : sinks[at(head)];
+    find_keys(head, i, row);
     std::vector<Dot> dots;
     for (size_t j = 0; j < row.keys.size(); ++j) {
       const Dot& dot = dots.emplace_back(&q[at(query_at(head, i))], &k[at(key_at(head, row.keys[j]))], s_.head_dim);
@@ -404,9 +429,33 @@ class Entry {
     row.has_rounded_scores = false;
     if (recipes_.has(recipe::kScores) && !ScoreErrors(recipes_, cap, row).are_small()) round_scores(row, dots);
   }
+  /// Sets the keys, p and lse, with the same bits.
+  void load_values(int64_t head, int64_t i, QueryRow& row) const {
+    find_keys(head, i, row);
+    const size_t n = row.keys.size();
+    for (size_t j = 0; j < n; j += kDotsAtOnce) {
+      std::array<const double*, kDotsAtOnce> rows;
+      for (size_t r = 0; r < kDotsAtOnce; ++r) rows[r] = &k[at(key_at(head, row.keys[std::min(j + r, n - 1)]))];
+      std::array<double, kDotsAtOnce> dots;
+      multiply_rows(&q[at(query_at(head, i))], rows, s_.head_dim, dots.data());
+      for (size_t r = 0; r < std::min(kDotsAtOnce, n - j); ++r) row.capped[j + r] = cap(scale * dots[r]).z.value;
+    }
+    SoftmaxRow softmax;
+    softmax.add(row.capped.data(), static_cast<int64_t>(n));
+    if (row.sink != -INFINITY) softmax.add(&row.sink, 1);
+    row.lse = softmax.lse();
+    for (size_t j = 0; j < n; ++j) row.p[j] = std::exp(row.capped[j] - softmax.max) / softmax.sum;
+  }
 
  private:
   int64_t key_row(int64_t head, int64_t j) const { return head / (s_.q_heads / s_.kv_heads) * s_.kv_seq + j; }
+  void find_keys(int64_t head, int64_t i, QueryRow& row) const {
+    const AttentionAttrs::Range seen = attrs_.keys_of(i, s_.q_seq, s_.kv_seq);
+    row.keys.assign(std::lower_bound(kept_.begin(), kept_.end(), seen.begin),
+                    std::lower_bound(kept_.begin(), kept_.end(), seen.end));
+    row.resize();
+    row.sink = sinks.empty() ? -INFINITY : sinks[at(head)];
+  }
   static bool is_fp32(double x) { return static_cast<double>(static_cast<float>(x)) == x; }
   static void set_score(QueryRow& row, size_t j, double score, const TransformedLogit& capped) {
     row.score[j] = score, row.capped[j] = capped.z.value, row.slope[j] = capped.slope;
@@ -606,8 +655,16 @@ void attention_forward(const GoldArgs& args, int parts) {
       std::vector<Term> terms;
       for (int64_t i = task * kRowsOfATask; i < std::min(n_wanted, (task + 1) * kRowsOfATask); ++i) {
         const int64_t r = wanted[at(i)], to = i * s.v_dim;
-        entry.load(r / s.q_seq, r % s.q_seq, row);
         terms.clear();
+        if (args.values_only) {
+          entry.load_values(r / s.q_seq, r % s.q_seq, row);
+          for (size_t j = 0; j < row.keys.size(); ++j)
+            terms.push_back({&entry.v[at(entry.value_at(r / s.q_seq, row.keys[j]))], row.p[j], 0, 0});
+          add_values(terms, s.v_dim, &o.value[at(to)]);
+          if (has_lse_out(args)) lse.value[at(r)] = row.lse;
+          continue;
+        }
+        entry.load(r / s.q_seq, r % s.q_seq, row);
         for (size_t j = 0; j < row.keys.size(); ++j) {
           const double p = row.p[j];
           const double* v = &entry.v[at(entry.value_at(r / s.q_seq, row.keys[j]))];

@@ -131,6 +131,7 @@ struct GoldArgs {
   std::span<const RowSet> row_sets = {};  ///< in the order of the pass; empty: every row. See rows().
   ActiveRecipes recipes = {};             ///< roundings that the gold has to make or to allow for
   KeptResults* kept = nullptr;            ///< nullptr: for this gold alone
+  bool values_only = false;               ///< the sink takes no errors: they may be anything
 
   const Tensor& in(int index) const { return *inputs[static_cast<size_t>(index)]; }
   bool has(int index) const { return inputs[static_cast<size_t>(index)] != nullptr; }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "base/error.hpp"
@@ -424,6 +425,29 @@ TEST(Attention, AProbabilityThatIsFlushedIsWithinTheBounds) {
         EXPECT_NE(gradient.value[i], 0);
         EXPECT_LE(std::abs(gradient.value[i]), 0x1p-24 * gradient.rounding[i]) << gradient.name << " " << i;
       }
+    }
+  }
+}
+
+// What the backward pass is given as saved comes from a run of the gold without errors, with sums in the same order.
+TEST(Attention, SavedOutputsHaveTheBitsOfTheGold) {
+  for (const int64_t kv_seq : {1, 4, 7, 70}) {
+    Dims sizes = dims(6, kv_seq);
+    sizes["head_dim"] = 5, sizes["v_dim"] = 37;
+    Case c = attention("backward", sizes, /*causal=*/false, /*masked=*/true);
+    c.attrs = attributes(/*causal=*/false, /*window_left=*/50, /*window_right=*/3, /*softcap=*/2);
+    c.optionals.insert({"o", "lse", "sinks"});
+    const std::vector<Tensor> inputs = gold_inputs(c);
+    Case forward = with_pass(c, "forward");
+    forward.optionals.insert("lse");
+    const std::vector<GoldOutput> gold = collect_gold(forward, gold_inputs(forward), 1);
+    for (const GoldOutput& output : gold) {
+      const Tensor& saved = inputs[input_index(*c.pass, output.name)];
+      ASSERT_EQ(std::ssize(output.value), saved.count());
+      Tensor expected(saved.name, saved.dtype, saved.shape);
+      for (int64_t i = 0; i < saved.count(); ++i) expected.set(i, output.value[at(i)]);
+      EXPECT_EQ(std::memcmp(expected.bytes.data(), saved.bytes.data(), saved.bytes.size()), 0)
+          << output.name << ", " << kv_seq << " keys";
     }
   }
 }
