@@ -179,19 +179,25 @@ Tensor::Tensor(std::string tensor_name, DType type, Shape extents)
       shape(std::move(extents)),
       bytes(bytes_of_tensor(byte_count(shape, type))) {}
 
+namespace {
+
+/// By the bytes, since loops over elements ask for each: the product of the extents would take longer than the element.
+void require_element(const Tensor& tensor, int64_t index) {
+  if (static_cast<uint64_t>(index) < tensor.bytes.size() / info(tensor.dtype).bytes) return;
+  throw std::out_of_range(fmt::format("{}{}: no element {}", tensor.name, to_string(tensor.shape), index));
+}
+
+}  // namespace
+
 double Tensor::at(int64_t index) const {
-  if (index < 0 || index >= count()) {
-    throw std::out_of_range(fmt::format("{}{}: no element {}", name, to_string(shape), index));
-  }
+  require_element(*this, index);
   double value;
   info(dtype).decode(bytes.data() + static_cast<size_t>(index) * info(dtype).bytes, &value, 1);
   return value;
 }
 
 void Tensor::set(int64_t index, double value) {
-  if (index < 0 || index >= count()) {
-    throw std::out_of_range(fmt::format("{}{}: no element {}", name, to_string(shape), index));
-  }
+  require_element(*this, index);
   info(dtype).encode(&value, bytes.data() + static_cast<size_t>(index) * info(dtype).bytes, 1);
 }
 
