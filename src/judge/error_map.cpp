@@ -90,7 +90,6 @@ void ErrorMapper::Row::add(int64_t column, const double* ratios, size_t count, d
 }
 
 void ErrorMapper::add(int64_t row, const Row& part) {
-  const std::lock_guard lock(mutex_);
   for (size_t h = 0; h < part.n_histograms_; ++h) {
     for (size_t i = 0; i < histogram_.size(); ++i) histogram_[i] += part.histograms_[h][i];
   }
@@ -99,7 +98,6 @@ void ErrorMapper::add(int64_t row, const Row& part) {
 }
 
 void ErrorMapper::merge(const ErrorMapper& other) {
-  const std::scoped_lock lock(mutex_, other.mutex_);
   for (size_t i = 0; i < histogram_.size(); ++i) histogram_[i] += other.histogram_[i];
   for (size_t i = 0; i < largest_.size(); ++i) largest_[i] = std::max(largest_[i], other.largest_[i]);
 }

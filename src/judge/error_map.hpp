@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -28,7 +27,7 @@ struct ErrorMap {
   bool empty() const { return cells.empty(); }
 };
 
-/// Collects an ErrorMap from rows in any order, from any thread.
+/// Collects an ErrorMap from rows in any order, from one thread at a time.
 class ErrorMapper {
  public:
   static constexpr int64_t kMostCells = 64;  ///< per side of the grid
@@ -61,7 +60,6 @@ class ErrorMapper {
  private:
   int64_t columns_;  ///< of cells
   int row_shift_, column_shift_;
-  mutable std::mutex mutex_;
   std::array<int64_t, ErrorMap::kBins> histogram_{};
   std::vector<double> largest_;  ///< by cell; negative: nothing there
 };
