@@ -130,7 +130,7 @@ GuardedBuffer::GuardedBuffer(DeviceMemory& device, DType dtype, int64_t count, s
 GuardedBuffer::~GuardedBuffer() { device_.free(memory_); }
 
 void GuardedBuffer::upload(const std::byte* host) {
-  device_.upload(data(), host, bytes_);
+  put(host);
   note_given();
 }
 

@@ -53,6 +53,8 @@ class GuardedBuffer {
   DType dtype() const { return dtype_; }
   const std::string& what() const { return what_; }
 
+  void put(const std::byte* host) { device_.upload(data(), host, bytes_); }
+  /// put() and note_given().
   void upload(const std::byte* host);
   void download(std::byte* host);
   std::vector<std::byte> content();
@@ -64,7 +66,7 @@ class GuardedBuffer {
   /// Appends a sentence for each guard band that has changed.
   void check_guards(std::vector<std::string>& violations);
 
-  /// Remembers the payload's fingerprint for is_as_given(). upload() calls it.
+  /// Remembers the payload's fingerprint for is_as_given().
   void note_given() { given_ = fingerprint(); }
   /// Whether the payload has not changed since note_given(). Computed on the device.
   bool is_as_given() { return fingerprint() == given_; }

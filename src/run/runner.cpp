@@ -53,11 +53,17 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
              std::vector<Tensor>& outputs, const RunChecks& checks, RunResult& result) {
   Stage stage(device, kernel, c, "");
   stage.rank_limit = checks.rank_limit;
+  const bool is_accuracy_alone = !checks.determinism && !checks.invariance && !checks.memory;
   auto start = Clock::now();
   try {
     for (size_t i = 0; i < inputs.size(); ++i) {
       stage.inputs.push_back(stage.make_buffer("input", c.pass->inputs[i]));
-      if (stage.inputs[i]) stage.inputs[i]->upload(inputs[i].bytes.data());
+      if (!stage.inputs[i]) continue;
+      if (is_accuracy_alone) {  // nobody asks whether it has changed
+        stage.inputs[i]->put(inputs[i].bytes.data());
+      } else {
+        stage.inputs[i]->upload(inputs[i].bytes.data());
+      }
     }
     result.transfer_ms = ms_since(start);
     stage.make_outputs_and_workspace();
@@ -80,7 +86,6 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
   result.ranks = stage.rank_runs();
   result.run_ms = stage.elapsed_ms;
   start = Clock::now();
-  const bool is_accuracy_alone = !checks.determinism && !checks.invariance && !checks.memory;
   // Judges a private copy of the outputs, since another process can write to them at any time.
   const std::vector<BufferPtr> copies =
       is_accuracy_alone ? std::vector<BufferPtr>(outputs.size()) : stage.copy_outputs();
