@@ -153,8 +153,10 @@ int64_t extent_of(const Case& c, std::string_view extent) {
 }
 
 Shape shape_of(const Case& c, const TensorSpec& spec) {
+  const std::vector<std::string_view> extents = split_dims(spec.dims);
   Shape shape;
-  for (const std::string_view extent : split_dims(spec.dims)) shape.push_back(extent_of(c, extent));
+  shape.reserve(extents.size());
+  for (const std::string_view extent : extents) shape.push_back(extent_of(c, extent));
   return shape;
 }
 
