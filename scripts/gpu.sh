@@ -346,7 +346,7 @@ run_products() {
   local pass
   for pass in forward 'backward --with lse+o'; do
     # shellcheck disable=SC2086  # two words
-    bench attention cuda-sm90 300 --random-cases 20 --seed 23 --head-dim 64,80,96,128 --timing burst --contract contracts/framework.json \
+    bench attention cuda-sm90 580 --random-cases 20 --seed 23 --head-dim 64,80,96,128 --timing burst --contract contracts/framework.json \
       "${beside[@]}" --pass $pass
   done
   local -r packed=(cuda-sm90 200 --q-heads 32 --kv-heads 8 --head-dim 128 --contract contracts/framework.json)
