@@ -429,7 +429,8 @@ class Entry {
     row.has_rounded_scores = false;
     if (recipes_.has(recipe::kScores) && !ScoreErrors(recipes_, cap, row).are_small()) round_scores(row, dots);
   }
-  /// Sets the keys, p and lse, with the same bits.
+  /// Sets the keys, p and lse, with the bits that load() gives them. Errors, scores and slopes stay those of another
+  /// row.
   void load_values(int64_t head, int64_t i, QueryRow& row) const {
     find_keys(head, i, row);
     const size_t n = row.keys.size();
@@ -692,7 +693,7 @@ void attention_forward(const GoldArgs& args, int parts) {
 
 namespace {
 
-/// Adds the roundings of a query's row to its gradients. Errors d_j of exp(s_j) and e_j of dp_j move
+/// The roundings of a query's row in its gradients. Errors d_j of exp(s_j) and e_j of dp_j move
 ///   p_j by p_j (d_j - sum_l p_l d_l)
 ///   dt_j by dt_j d_j - dt_j sum_l p_l d_l - p_j sum_l dt_l d_l  and by  scale p_j (e_j - sum_l p_l e_l)
 /// to first order, for dt_j = scale p_j (dp_j - D + g) with the gradient g of lse, where the last sum has dt_l without
@@ -720,7 +721,8 @@ class RoundedGradients {
     for (int64_t i = 0; i < v_n_; ++i) of_d_.add(std::abs(grad[i]) * recipes.size(o[at(i)]));
   }
 
-  /// Errors of the terms that key j adds to dq, dk and dv, but for those of scores_in_16_bit.
+  /// Errors of the terms that key j adds to dq, dk and dv. finish() adds those of scores_in_16_bit, and those that
+  /// o_in_16_bit adds to dq and dsinks.
   struct OfKey {
     Errors dq, dk, dv;
   };
@@ -732,7 +734,7 @@ class RoundedGradients {
     return errors;
   }
 
-  /// Adds the others. `dp`, `dt`: of all keys.
+  /// `dp`, `dt`: of all keys.
   void finish(int64_t query, const std::vector<Dot>& dp, const std::vector<double>& dt, Block& dq, Block& dk, Block& dv,
               Block& dsinks) const {
     if (rounds_o_) {
@@ -930,9 +932,9 @@ struct Upstream {
 ///   dsink = sum over queries of p_sink (g - D)
 /// Errors, with E_j = sum_d |grad v_j|:
 ///   D: sum_j p_j (2 E_j + |dp_j| growth_j), rounding sum_j p_j (2 E_j + |dp_j| rounding_j) + |D|, and |g| where both
-///   are
-///     added first. An error of p_j moves D by that times dp_j, in sum_d grad_d o_d, too. 2 E_j: the sums in dp_j and
-///     over j, or those in o_d and over d; o_d is divided by the sum of exponentials, and stored;
+///     are added first. An error e of p_j moves D by e dp_j, also where D = sum_d grad_d o_d, since all columns of o
+///     have the same p_j. 2 E_j: the sums in dp_j and over j, or those in o_d and over d; o_d is divided by the sum of
+///     exponentials, and stored;
 ///   dt_j: p_j (E_j + error of D + |dp_j - D + g| growth_j),
 ///     rounding p_j (that of D + |dp_j - D + g| (rounding_j + 2));
 ///   ds_j: see by_logit(); the scale rounds in the score, of which the slope is a function;

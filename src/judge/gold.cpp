@@ -376,8 +376,8 @@ class Judge {
       if (is_part_of({recipe->name}, set)) part.push_back(recipe->name);
     return part;
   }
-  /// `set`, some recipes of output i, and granted ones that only other outputs of its group have. These widen bounds
-  /// alone, so output i is judged as under `set`.
+  /// `set`, some recipes of output i, and granted ones that only other outputs of its group have. They widen bounds
+  /// of those outputs alone, so output i is judged as under `set`; see Recipe::outputs.
   Names joined(size_t i, const Names& set) const {
     Names joint = set;
     for (size_t k = 0; k < gates_.size(); ++k) {

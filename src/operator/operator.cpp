@@ -13,7 +13,7 @@ namespace {
 /// Splits `text` at each character of `separators`; empty for an empty text.
 std::vector<std::string_view> split(std::string_view text, std::string_view separators) {
   std::vector<std::string_view> parts;
-  parts.reserve(4);  // most lists are shorter
+  if (!text.empty()) parts.reserve(4);  // most lists are shorter
   while (!text.empty()) {
     const size_t end = std::min(text.find_first_of(separators), text.size());
     parts.push_back(text.substr(0, end));

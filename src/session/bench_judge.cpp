@@ -130,19 +130,20 @@ void judge_bench(const Case& c, const ChosenCandidate& candidate, const BenchDat
   RunResult seen = run.seen;
   seen.status = RunStatus::ok;
   const RunChecks checks{.invariance = false};
-  std::vector<size_t> slots;
-  for (size_t slot = 0; slot < run.kept.size(); ++slot)
-    if (run.kept[slot] >= 0) slots.push_back(slot);
-  // Drawn, so that a candidate can't know on which data it has to be right.
-  const size_t most = slots.empty() ? 0 : slots[std::random_device{}() % slots.size()];
-  for (const size_t slot : slots) {
+  std::vector<size_t> first_launches;  // on each data set; launches that differ from them follow
+  for (size_t slot = 0; slot < std::min(run.kept.size(), data.inputs.size()); ++slot)
+    if (run.kept[slot] >= 0) first_launches.push_back(slot);
+  // Drawn, so that a candidate can't know for which data the gold has all rows of a run.
+  const size_t most = first_launches.empty() ? 0 : first_launches[std::random_device{}() % first_launches.size()];
+  for (size_t slot = 0; slot < run.kept.size(); ++slot) {
+    if (run.kept[slot] < 0) continue;
     const auto set = static_cast<size_t>(run.kept[slot]);
     const Case judged = case_of_set(c, set);
     int64_t rows = contract.sampling().rows_for(gold_work(judged));
     if (slot != most && rows > 0) rows = std::min(rows, kRowsOfSampled);
     if (slot != most && gold_work(judged) > kMostWork) {
-      if (!has_quick_rows(judged)) continue;
-      if (rows == 0) rows = kRowsOfLarge;
+      if (rows == 0 && has_quick_rows(judged)) rows = kRowsOfLarge;
+      if (!has_quick_rows(judged) && slot < data.inputs.size()) continue;
     }
     const std::vector<Comparison> comparisons =
         judge_outputs(judged, data.inputs[set], data.outputs[index][slot], contract, subject, threads,
