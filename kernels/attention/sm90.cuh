@@ -185,6 +185,11 @@ struct AttentionSmem {
   uint32_t base;
   volatile uint32_t* tiles;  ///< [2] number of the tile in each buffer of queries
 
+  /// The number of the tile in this buffer, for a whole warp. Lane 0 reads it, which releases the buffer later: racecheck
+  /// does not see that a __syncwarp() before that orders the reads of other lanes.
+  __device__ uint32_t tile(uint32_t buffer) const {
+    return __shfl_sync(kAllLanes, threadIdx.x % kWarp == 0 ? tiles[buffer] : 0, 0);
+  }
   __device__ uint32_t query(uint32_t buffer) const { return base + buffer * Config::kQueryBytes; }
   __device__ uint32_t key(uint32_t stage) const { return base + Config::kKeyOffset + stage * Config::kKeyBytes; }
   __device__ uint32_t value(uint32_t stage) const { return base + Config::kValueOffset + stage * Config::kKeyBytes; }
@@ -316,7 +321,7 @@ __device__ void clear_hidden_values(const ForwardParams<T>& p, const AttentionSm
   PipelineState<Config::kStages> pipe;
   for (;; queries.advance()) {
     wait(smem.query_full(queries.stage), queries.parity);
-    const uint32_t index = smem.tiles[queries.stage];
+    const uint32_t index = smem.tile(queries.stage);
     __syncwarp();
     if (lane == 0) arrive(smem.query_empty(queries.stage));
     if (index >= AttentionTile<Config>::count(p)) return;
@@ -473,7 +478,7 @@ __device__ __forceinline__ void consume(const ForwardParams<T>& p, const Attenti
   const auto next_tile = [&] {
     release_queries();
     wait(smem.query_full(queries.stage), queries.parity);
-    const uint32_t index = smem.tiles[queries.stage];
+    const uint32_t index = smem.tile(queries.stage);
     if (index >= AttentionTile<Config>::count(p)) return false;
     at.tile = AttentionTile<Config>(p, index), at.buffer = queries.stage;
     queries.advance();
@@ -514,7 +519,7 @@ __device__ __forceinline__ void consume(const ForwardParams<T>& p, const Attenti
   // number stays in shared memory until its buffer is released.
   constexpr bool kReadsAgain = Config::kIsListed && Config::kConsumers == 3;
   const auto whole = [&](ConsumerTile<Config, T> of) {
-    if constexpr (kReadsAgain) of.tile = AttentionTile<Config>(p, smem.tiles[of.buffer]);
+    if constexpr (kReadsAgain) of.tile = AttentionTile<Config>(p, smem.tile(of.buffer));
     return of;
   };
   // Stores the rows of the tile `at_end`, whose sums are complete.
