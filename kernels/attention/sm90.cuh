@@ -185,8 +185,8 @@ struct AttentionSmem {
   uint32_t base;
   volatile uint32_t* tiles;  ///< [2] number of the tile in each buffer of queries
 
-  /// The number of the tile in this buffer, for a whole warp. Lane 0 reads it, which releases the buffer later: racecheck
-  /// does not see that a __syncwarp() before that orders the reads of other lanes.
+  /// The number of the tile in this buffer, for a whole warp. Lane 0 reads it, which releases the buffer later:
+  /// racecheck does not see that a __syncwarp() before that orders the reads of other lanes.
   __device__ uint32_t tile(uint32_t buffer) const {
     return __shfl_sync(kAllLanes, threadIdx.x % kWarp == 0 ? tiles[buffer] : 0, 0);
   }
