@@ -7,8 +7,8 @@ from the summaries.
   results.py summarize DIR [--into FILE]    merges the output of scripts/gpu.sh in DIR into the summary FILE, or prints the summary
   results.py prune                          removes rows of verdicts where the summary of another device of the same architecture has a row
                                             for them that is not older than its kernel: of several such rows the newest stays, and failures;
-                                            and rows without failures that are older than their kernels, where the summary has a complete row
-                                            of another suite that is not
+                                            and rows of suites and of their invariance without failures that are older than their kernels,
+                                            where the summary has a complete row of another suite that is not
   results.py page [--check]                 writes both pages; with --check exits 1 if one does not match the summaries
 
 Every row of a summary has the date of the measurement and the digest of its kernel: `kernels_digest` covers the candidate's source and every
@@ -41,7 +41,7 @@ FORMAT = "check_operator/results-1"
 # candidate share a key and are replaced together, so that no old time hides that the candidate can't be timed any more.
 KEYS = {
     "checks": ("op", "pass", "candidate", "dtype", "suite"),
-    "bench": ("op", "pass", "dtype", "case", "dims", "candidate"),
+    "bench": ("op", "pass", "dtype", "extras", "dims", "candidate"),
     "invariance": ("suite", "op", "pass", "dtype", "case", "candidate"),
     "certificates": ("op", "candidate"),
     "sanitizers": ("op", "candidate", "tool"),
@@ -49,7 +49,8 @@ KEYS = {
     "frameworks": ("candidate", "op", "pass", "contract", "fault"),
     "tests": ("name",),
 }
-NOT_KEPT = ("device", "bytes", "flops", "distinct")  # of records of bench: the summary's device, and what other fields tell
+# Fields of records of bench: the summary's device, and what other fields tell.
+NOT_KEPT = ("device", "bytes", "flops", "distinct", "copy_gbps", "cublas_tflops", "repeats")
 VERDICTS = ("checks", "sanitizers")  # sections that hold for every device of an architecture; times hold for one device
 FAILED = ("fail", "vacuous", "error", "timeout", "xpass")  # verdicts, without the part after a colon
 
@@ -245,6 +246,7 @@ class Folder:
                     continue
                 for name in ("kernels_digest", *NOT_KEPT):  # the digest is of the built plugin, which depends on the compiler
                     record.pop(name, None)
+                record["extras"] = re.sub(r"^[^#+~]*", "", record.pop("case", "")) or None  # before them: operator, dtype, dims
                 self.add("bench", op, candidate, date, **{name: value for name, value in record.items() if value is not None})
 
     def read_certificates(self):
@@ -660,15 +662,15 @@ def dims_text(dims):
 
 
 def sizes_text(record):
-    """The dims of a timing, and the rest of its case's name: options and the pattern of ignored rows."""
-    extras = re.sub(r"^[^+~]*|~ignored0$", "", record.get("case", ""))  # ignored0, no ignored rows, is the default of timings
+    """The dims of a timing, and the rest of its case's name: options and the pattern of ignored rows, without its seeds."""
+    extras = re.sub(r"^#\w*|~ignored0$", "", record.get("extras", ""))  # ignored0, no ignored rows, is the default of timings
     return (dims_text({name: value for name, value in record["dims"].items() if (name, value) != ("batch", 1)}) + " " + extras).strip()
 
 
 def order_of_sizes(record):
     """Sort key: sizes of the weights first, then the number of rows."""
     rows = {name: value for name, value in record["dims"].items() if name in ("batch", "seq")}
-    return [value for name, value in record["dims"].items() if name not in rows], size(rows), record.get("case", "")
+    return [value for name, value in record["dims"].items() if name not in rows], size(rows), record.get("extras", "")
 
 
 def verdicts_text(verdicts):
@@ -777,15 +779,17 @@ def prune(options):
             newest[key] = max(newest.get(key, ("", "")), (row["date"], name))
     judged = lambda row: [row[name] for name in ("op", "pass", "candidate", "dtype")]  # in any suite
     for name, summary in summaries.items():
-        before = sum(len(summary.get(section, [])) for section in VERDICTS)
+        lengths = lambda: sum(len(summary.get(section, [])) for section in (*VERDICTS, "invariance"))
+        before = lengths()
         for section in VERDICTS:
             summary[section] = [row for row in summary.get(section, [])
                                 if newest.get((architecture(name), section, key_of(section, row)), ("", name))[1] == name
                                 or (fails(row) and not older(row, digests))]
         present = [judged(row) for row in summary["checks"] if row.get("complete", True) and not older(row, digests)]
-        summary["checks"] = [row for row in summary["checks"]
-                             if fails(row) or not older(row, digests) or judged(row) not in present]
-        removed = before - sum(len(summary[section]) for section in VERDICTS)
+        for section in ("checks", "invariance"):  # checks look at invariance, too; a row with a case says more than a verdict
+            summary[section] = [row for row in summary.get(section, [])
+                                if fails(row) or "case" in row or not older(row, digests) or judged(row) not in present]
+        removed = before - lengths()
         if removed:
             path = os.path.join(RESULTS, f"{name}.json")
             write_summary(os.path.join(options.root, path), summary)

@@ -404,16 +404,25 @@ class Page(Results):
 
     def test_prune_removes_an_older_suite_without_failures_where_a_present_one_has_judged(self):
         self.write_raw("report-large.json", report([case(), case(dtype="fp32"), case("fail", "accuracy", dtype="fp16")]))
+        with_bits = case(bit_checks=[{"name": "logp", "axes": [], "rows": {"different": "", "same": "1-3"}, "smallest_rows": 0}])
+        for suite in ("invariance", "invariance-ci"):
+            self.write_raw(f"{suite}.json", report([with_bits, {**with_bits, "dtype": "fp32"}]))
         self.summarize()
         self.edit("kernels/logp/cuda.cu", "a + +b", "b + +a")
-        os.remove(os.path.join(self.folder, "report-large.json"))
+        for name in ("report-large.json", "invariance.json", "invariance-ci.json"):
+            os.remove(os.path.join(self.folder, name))
         self.write_raw("kernels.json", self.run_script("digests"))
-        for complete, dtypes in ((False, ["bf16", "bf16", "fp16", "fp16", "fp32"]), (True, ["bf16", "fp16", "fp16", "fp32"])):
+        by_size = [("invariance", "bf16"), ("invariance", "fp32")]  # tells at which numbers of rows the bits are others
+        for complete, dtypes, bits in ((False, ["bf16", "bf16", "fp16", "fp16", "fp32"], ["bf16", "fp32"]),
+                                       (True, ["bf16", "fp16", "fp16", "fp32"], ["fp32"])):
             self.write_raw("report-smoke.json", report([case(), case(dtype="fp16")], complete=complete))
             self.summarize()
             self.run_script("prune")
             with open(self.summary, encoding="utf-8") as file:
-                self.assertEqual(sorted(row["dtype"] for row in json.load(file)["checks"]), dtypes, complete)
+                after = json.load(file)
+            self.assertEqual(sorted(row["dtype"] for row in after["checks"]), dtypes, complete)
+            self.assertEqual([(row["suite"], row["dtype"]) for row in after["invariance"]],
+                             by_size + [("invariance-ci", dtype) for dtype in bits], complete)
 
     def test_marks_rows_whose_kernel_nobody_knows(self):
         os.remove(os.path.join(self.folder, "kernels.json"))
