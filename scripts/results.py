@@ -7,8 +7,8 @@ from the summaries.
   results.py summarize DIR [--into FILE]    merges the output of scripts/gpu.sh in DIR into the summary FILE, or prints the summary
   results.py prune                          removes rows of verdicts where the summary of another device of the same architecture has a row
                                             for them that is not older than its kernel: of several such rows the newest stays, and failures;
-                                            and rows of suites and of their invariance without failures that are older than their kernels,
-                                            where the summary has a complete row of another suite that is not
+                                            and rows without failures that are older than their kernels, where the summary has a complete row
+                                            of another suite that is not; so also rows of invariance that name neither a case nor an axis
   results.py page [--check]                 writes both pages; with --check exits 1 if one does not match the summaries
 
 Every row of a summary has the date of the measurement and the digest of its kernel: `kernels_digest` covers the candidate's source and every
@@ -246,7 +246,7 @@ class Folder:
                     continue
                 for name in ("kernels_digest", *NOT_KEPT):  # the digest is of the built plugin, which depends on the compiler
                     record.pop(name, None)
-                record["extras"] = re.sub(r"^[^#+~]*", "", record.pop("case", "")) or None  # before them: operator, dtype, dims
+                record["extras"] = re.sub(r"^\w+-\w+-[\dx]+(@\d+(?![-\d]))?", "", record.pop("case", "")) or None  # behind operator, dtype, dims
                 self.add("bench", op, candidate, date, **{name: value for name, value in record.items() if value is not None})
 
     def read_certificates(self):
@@ -663,7 +663,8 @@ def dims_text(dims):
 
 def sizes_text(record):
     """The dims of a timing, and the rest of its case's name: options and the pattern of ignored rows, without its seeds."""
-    extras = re.sub(r"^#\w*|~ignored0$", "", record.get("extras", ""))  # ignored0, no ignored rows, is the default of timings
+    extras = re.sub(r"(#\d+)?(g\d+)?$", "", record.get("extras", ""))
+    extras = re.sub(r"~ignored0$", "", extras)  # no ignored rows: the default of timings
     return (dims_text({name: value for name, value in record["dims"].items() if (name, value) != ("batch", 1)}) + " " + extras).strip()
 
 
@@ -786,9 +787,13 @@ def prune(options):
                                 if newest.get((architecture(name), section, key_of(section, row)), ("", name))[1] == name
                                 or (fails(row) and not older(row, digests))]
         present = [judged(row) for row in summary["checks"] if row.get("complete", True) and not older(row, digests)]
-        for section in ("checks", "invariance"):  # checks look at invariance, too; a row with a case says more than a verdict
-            summary[section] = [row for row in summary.get(section, [])
-                                if fails(row) or "case" in row or not older(row, digests) or judged(row) not in present]
+        summary["checks"] = [row for row in summary["checks"]
+                             if fails(row) or not older(row, digests) or judged(row) not in present]
+        # Suites look at invariance, too. A row of one case says at which numbers of rows the bits are others.
+        present = [judged(row) for row in summary["checks"]
+                   if row["suite"] in ("smoke", "ci") and row.get("complete", True) and not older(row, digests)]
+        summary["invariance"] = [row for row in summary.get("invariance", []) if fails(row) or "case" in row or row["axes"]
+                                 or not older(row, digests) or judged(row) not in present]
         removed = before - lengths()
         if removed:
             path = os.path.join(RESULTS, f"{name}.json")

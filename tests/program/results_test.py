@@ -221,6 +221,16 @@ class Summaries(Results):
         self.assertEqual(ours["kernels_digest"], self.digest())
         self.assertIsNone(peer["kernels_digest"])
 
+    def test_tell_cases_apart_by_what_their_names_have_behind_the_sizes(self):
+        shown = {"": "", "+lse~ignored0": " +lse", "~ignored0#12g34": "", "+lse#5": " +lse", "~ignored2g7": " ~ignored2", "@0-3-4": " @0-3-4", "@2": ""}
+        self.write_raw("bench-logp.jsonl", "".join(json.dumps(record("cuda", 1.0, case="logp-bf16-1x4" + extras, dims={"batch": 1, "seq": at})) + "\n"
+                                                   for at, extras in enumerate(shown)))
+        kept = [row.get("extras", "") for row in self.summarize()["bench"]]
+        self.assertCountEqual(kept, [extras if extras != "@2" else "" for extras in shown])
+        page = self.page()
+        for at, text in enumerate(shown.values()):
+            self.assertIn(f"| seq={at}{text} |", page)
+
     def test_leave_out_what_a_peer_lacks_and_its_older_time(self):
         for status, names in (("ok", ["cuda", "flash"]), ("unsupported", ["cuda"])):
             peer = {**record("flash", 1.0 if status == "ok" else None), "is_peer": True, "status": status}
