@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <deque>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -32,8 +32,6 @@ struct Tally {
   double max_abs = 0, computed = 0;
   uint64_t max_ulp = 0;
   std::vector<GateTally> gates;
-  RowFailures failures;                 ///< of one row; not merged
-  std::optional<ErrorMapper::Row> map;  ///< of one row; not merged
 
   void take_first(const ElementReport& e) { take_lower(e, first); }
   void take_nonfinite(const ElementReport& e) { take_lower(e, first_nonfinite); }
@@ -86,23 +84,18 @@ struct RelativeErrors {
     }
     low = std::min(low, other.low), high = std::max(high, other.high);
   }
-  void clear() {
-    if (low <= high) std::fill(largest.begin() + low, largest.begin() + high + 1, 0.0);
-    low = kBinades, high = -1;
-  }
 };
 
-/// Results of some of the rows.
-struct Stripe {
-  Stripe(MatrixView view, size_t gates) : map(view.rows, view.columns) { total.gates.resize(gates); }
+/// Results of some of the rows, in any order.
+struct Share {
+  Share(MatrixView view, size_t gates) : map(view.rows, view.columns) { total.gates.resize(gates); }
 
-  std::mutex mutex;  ///< guards all members, and State::rows of the rows in this stripe
   Tally total;
   ErrorMapper map;
   RelativeErrors relative;
   RatioHistogram ratios;  ///< of error over bound; empty without a bound_ratio gate
 
-  void merge(const Stripe& other) {
+  void merge(const Share& other) {
     total.merge(other.total);
     map.merge(other.map);
     relative.merge(other.relative);
@@ -110,12 +103,37 @@ struct Stripe {
   }
 };
 
-/// What a row adds to its stripe.
-struct RowErrors {
-  RelativeErrors relative;
-  RatioHistogram ratios;
+constexpr size_t kCacheLine = 64;  // bytes
 
-  void clear() { relative.clear(), ratios.clear(); }
+/// A share for each of up to kPlaces threads that compare rows, so that none waits for another; made when first needed.
+class Shares {
+ public:
+  /// A share that only the caller uses while it holds `lock`.
+  Share& take(MatrixView view, size_t gates, std::unique_lock<std::mutex>& lock) {
+    static std::atomic<size_t> threads{0};
+    static thread_local const size_t thread = threads++;
+    // A thread begins at its own place. If all are taken it tries again; no loop has so many threads.
+    for (size_t i = thread;; ++i) {
+      Place& place = places_[i % kPlaces];
+      lock = std::unique_lock(place.mutex, std::try_to_lock);
+      if (!lock) continue;
+      if (!place.share) place.share = std::make_unique<Share>(view, gates);
+      return *place.share;
+    }
+  }
+  /// Adds all to `total`. No thread may hold one.
+  void add_to(Share& total) const {
+    for (const Place& place : places_)
+      if (place.share) total.merge(*place.share);
+  }
+
+ private:
+  static constexpr size_t kPlaces = 64;
+  struct alignas(kCacheLine) Place {
+    std::mutex mutex;
+    std::unique_ptr<Share> share;
+  };
+  std::array<Place, kPlaces> places_;
 };
 
 /// Some consecutive elements of one row, in the forms that the loops below need.
@@ -146,17 +164,19 @@ struct OutputComparison::State {
   std::vector<RowSums> rows;
   FailureRecorder failures;
   TrivialAnswers trivial;
-  /// Row r uses stripe r modulo their number. With one stripe, threads with short rows would mostly wait for its mutex.
-  std::deque<Stripe> stripes;
+  Shares shares;
+  struct alignas(kCacheLine) RowMutex {
+    std::mutex mutex;
+  };
+  std::array<RowMutex, 64> row_mutexes;  ///< that of row modulo their number guards `rows` of the row
 
   struct Element;
   Element element_at(const Block& block, size_t i) const;
   template <typename AtGate>
   ElementReport report_of(const Element& e, const Block& block, size_t i, const AtGate& at_gate) const;
-  Stripe& stripe_of(int64_t row) { return stripes[static_cast<size_t>(row) % stripes.size()]; }
   void compare_row(int64_t row, const GoldRow& gold);
-  bool compare_ordinary(const Block& block, Tally& tally, RowSums& sums, RowErrors& row_errors) const;
-  void compare_any(const Block& block, Tally& tally, RowSums& sums, RowErrors& row_errors) const;
+  bool compare_ordinary(const Block& block, Share& share, RowSums& sums) const;
+  void compare_any(const Block& block, Share& share, RowSums& sums, RowFailures& row_failures) const;
   void add_bias(const Block& block, RowSums& sums) const;
   void add_baseline(const Block& block, RowSums& sums) const;
   void add_noise(const Block& block, RowSums& sums) const;
@@ -189,9 +209,6 @@ OutputComparison::State::State(DType dtype, const std::byte* got, MatrixView vie
       blocks = std::make_unique<BlockSums>(gate.rows, gate.columns, view, wanted);
   }
   rows.resize(static_cast<size_t>(view.rows));
-  constexpr int64_t kManyRows = 4096;
-  constexpr size_t kStripes = 64;
-  while (stripes.size() < (view.rows < kManyRows ? 1 : kStripes)) stripes.emplace_back(view, prepared.size());
   if (quantity != TokenQuantity::none) this->tokens.resize(static_cast<size_t>(view.rows * view.columns));
 }
 namespace {
@@ -297,8 +314,7 @@ ElementReport OutputComparison::State::report_of(const Element& e, const Block& 
 
 /// Fast path: all elements are finite and within every gate. The loops have no branches, so that compilers vectorise
 /// them. Returns false, with nothing changed, if the block is not such a case.
-bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally, RowSums& sums,
-                                               RowErrors& row_errors) const {
+bool OutputComparison::State::compare_ordinary(const Block& block, Share& share, RowSums& sums) const {
   std::array<double, kBlock> size, error, allowed, other, most, of_bound;
   std::array<double, kMaxFastGates> worst{};
   double most_of_all = 0, computed = 0, signed_error = 0;
@@ -355,28 +371,32 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
     for (size_t i = 0; i < n; ++i) most[i] = k == 0 || most[i] < other[i] ? other[i] : most[i];
   }
   const double* const ratios = prepared.size() == 1 ? other.data() : most.data();
-  if (!tally.worst || most_of_all > tally.worst->ratio) {
+  Tally& tally = share.total;
+  const int64_t first = block.row * view.columns + block.first_column;
+  if (!tally.worst || most_of_all > tally.worst->ratio ||
+      (most_of_all == tally.worst->ratio && first < tally.worst->index)) {
     const size_t at = prepared.empty() ? 0 : static_cast<size_t>(std::find(ratios, ratios + n, most_of_all) - ratios);
     tally.take_worst(report_of(element_at(block, at), block, at, [](size_t, bool, double, double) {}));
   }
-  if (!prepared.empty()) tally.map->add(block.first_column, ratios, n, most_of_all);
+  if (!prepared.empty()) share.map.add(block.row, block.first_column, ratios, n, most_of_all);
   for (size_t k = 0; k < prepared.size(); ++k) tally.gates[k].worst = std::max(tally.gates[k].worst, worst[k]);
   tally.max_abs = std::max(tally.max_abs, largest_of(error.data(), n));
   tally.computed = std::max(tally.computed, computed);
-  if (bound) row_errors.ratios.add(of_bound.data(), n);
+  if (bound) share.ratios.add(of_bound.data(), n);
   add_to(sums, errors, golds);
   sums.signed_error += signed_error;
   sums.squared_ratio += squared_ratio;
   sums.finite += static_cast<int64_t>(n);
   for (size_t i = 0; i < n; ++i) other[i] = error[i] / size[i];
-  for (size_t i = 0; i < n; ++i) row_errors.relative.add(size[i], other[i]);
+  for (size_t i = 0; i < n; ++i) share.relative.add(size[i], other[i]);
   if (bias != nullptr && may_be_biased) add_bias(block, sums);
   return true;
 }
 
 /// Slow path: any elements, one by one.
-void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowSums& sums,
-                                          RowErrors& row_errors) const {
+void OutputComparison::State::compare_any(const Block& block, Share& share, RowSums& sums,
+                                          RowFailures& row_failures) const {
+  Tally& tally = share.total;
   std::array<double, kBlock> error{}, size{};  // zeros where not finite
   for (size_t i = 0; i < block.count; ++i) {
     const Element e = element_at(block, i);
@@ -388,7 +408,7 @@ void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowS
       if (e.finite && gate.metric == Metric::bound_ratio) {
         const double ratio = over * gate.limit;
         sums.squared_ratio += ratio * ratio;
-        row_errors.ratios.add(&ratio, 1);
+        share.ratios.add(&ratio, 1);
         tally.computed = std::max(tally.computed, prepared[k].least_computed(e.error, e.gold, block.magnitude[i],
                                                                              block.rounding[i], block.spread[i]));
       }
@@ -398,7 +418,7 @@ void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowS
     if (!passes) {
       ++tally.out_of_bound;
       tally.take_first(report);
-      failures.note({block.row, column, e.got, e.gold, report.bound}, tally.failures);
+      failures.note({block.row, column, e.got, e.gold, report.bound}, row_failures);
     }
     if (!e.match) {
       ++tally.nonfinite;
@@ -408,14 +428,14 @@ void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowS
     if (!prepared.empty()) {
       // An error above the bound may have been rounded to a ratio of 1.
       const double ratio = passes ? report.ratio : std::max(report.ratio, std::nextafter(1.0, 2.0));
-      tally.map->add(column, &ratio, 1, ratio);
+      share.map.add(block.row, column, &ratio, 1, ratio);
     }
     if (!e.finite) continue;
     tally.max_abs = std::max(tally.max_abs, e.error);
     ++sums.finite;
     error[i] = e.error, size[i] = e.gold;
     sums.signed_error += e.got - e.gold;
-    row_errors.relative.add(e.gold, e.error / std::abs(e.gold));
+    share.relative.add(e.gold, e.error / std::abs(e.gold));
   }
   add_to(sums, sums_of(error.data(), block.count), sums_of(size.data(), block.count));
   if (bias != nullptr) add_bias(block, sums);
@@ -497,12 +517,10 @@ void OutputComparison::State::compare_row(int64_t row, const GoldRow& gold) {
   type.decode(stored, decoded.data(), n);
   type.encode(gold.value, expected.data(), n);
 
-  Tally tally;
-  tally.gates.resize(prepared.size());
-  tally.map.emplace(stripes.front().map);
   RowSums sums;
-  static thread_local RowErrors errors;  // 20 KiB: more than most rows
-  errors.clear();
+  RowFailures row_failures;
+  std::unique_lock<std::mutex> of_share;
+  Share& share = shares.take(view, prepared.size(), of_share);
   for (size_t at = 0; at < n; at += kBlock) {
     const size_t count = std::min(kBlock, n - at);
     const std::byte *a = stored + at * type.bytes, *b = &expected[at * type.bytes];
@@ -519,8 +537,8 @@ void OutputComparison::State::compare_row(int64_t row, const GoldRow& gold) {
                       a,
                       b,
                       max_ulp_distance(dtype, a, b, count)};
-    tally.max_ulp = std::max(tally.max_ulp, block.max_ulp);
-    if (!compare_ordinary(block, tally, sums, errors)) compare_any(block, tally, sums, errors);
+    share.total.max_ulp = std::max(share.total.max_ulp, block.max_ulp);
+    if (!compare_ordinary(block, share, sums)) compare_any(block, share, sums, row_failures);
     if (baseline) add_baseline(block, sums);
     if (noise) add_noise(block, sums);
   }
@@ -531,17 +549,13 @@ void OutputComparison::State::compare_row(int64_t row, const GoldRow& gold) {
         decoded[i], gold.value[i], allowed(gold.value[i], gold.magnitude[i], gold.rounding[i], gold.spread[i])};
   }
 
-  Stripe& stripe = stripe_of(row);
-  const std::lock_guard lock(stripe.mutex);
-  RowSums& place = rows[static_cast<size_t>(row)];
-  tally.count = place.seen ? 0 : view.columns;  // a row that comes twice counts once, so the missing row is noticed
+  failures.add(row_failures, row);
   sums.seen = true;
+  const std::lock_guard lock(row_mutexes[static_cast<size_t>(row) % row_mutexes.size()].mutex);
+  RowSums& place = rows[static_cast<size_t>(row)];
+  if (!place.seen)
+    share.total.count += view.columns;  // a row that comes twice counts once, so a missing one is noticed
   place = sums;
-  stripe.total.merge(tally);
-  stripe.map.add(row, *tally.map);
-  stripe.relative.merge(errors.relative);
-  stripe.ratios.merge(errors.ratios);
-  failures.add(tally.failures, row);
 }
 namespace {
 
@@ -659,8 +673,8 @@ Achieved OutputComparison::State::achieved(const Gate& gate, const RowSums& sum,
 }
 
 Comparison OutputComparison::finish() const {
-  Stripe all(state_->view, state_->prepared.size());
-  for (const Stripe& stripe : state_->stripes) all.merge(stripe);
+  Share all(state_->view, state_->prepared.size());
+  state_->shares.add_to(all);
   const Tally& total = all.total;
   Comparison result;
   result.count = total.count;

@@ -61,50 +61,41 @@ ErrorMapper::ErrorMapper(int64_t rows, int64_t columns) : row_shift_(shift_of(ro
   largest_.assign(static_cast<size_t>(cells_of(rows, row_shift_) * columns_), -1);
 }
 
-ErrorMapper::Row::Row(const ErrorMapper& mapper)
-    : shift_(mapper.column_shift_), n_histograms_(shift_ == 0 ? 1 : kHistograms) {
-  for (size_t i = 0; i < n_histograms_; ++i) histograms_[i].fill(0);
-  std::fill_n(largest_.begin(), mapper.columns_, -1);
-}
-
-void ErrorMapper::Row::add(int64_t column, const double* ratios, size_t count, double largest) {
+void ErrorMapper::add(int64_t row, int64_t column, const double* ratios, size_t count, double largest) {
   constexpr size_t kStep = 256;
   std::array<uint32_t, kStep> bins;
   for (size_t at = 0; at < count; at += kStep) {
     const size_t n = std::min(kStep, count - at);
     bins_of(ratios + at, n, bins.data());
-    for (size_t i = 0; i < n; ++i) ++histograms_[i & (n_histograms_ - 1)][bins[i]];
+    for (size_t i = 0; i < n; ++i) ++histograms_[i % kHistograms][bins[i]];
   }
-  const auto cell_of = [&](size_t i) { return static_cast<size_t>((column + static_cast<int64_t>(i)) >> shift_); };
+  double* const cells = &largest_[static_cast<size_t>((row >> row_shift_) * columns_)];
+  const auto cell_of = [&](size_t i) {
+    return static_cast<size_t>((column + static_cast<int64_t>(i)) >> column_shift_);
+  };
   if (cell_of(0) == cell_of(count - 1)) {
-    largest_[cell_of(0)] = std::max(largest_[cell_of(0)], largest);
+    cells[cell_of(0)] = std::max(cells[cell_of(0)], largest);
     return;
   }
   for (size_t i = 0; i < count;) {
     const size_t cell = cell_of(i);
-    const int64_t end = (static_cast<int64_t>(cell) + 1) << shift_;
+    const int64_t end = (static_cast<int64_t>(cell) + 1) << column_shift_;
     const size_t n = std::min(count - i, static_cast<size_t>(end - column) - i);
-    largest_[cell] = std::max(largest_[cell], largest_of(ratios + i, n));
+    cells[cell] = std::max(cells[cell], largest_of(ratios + i, n));
     i += n;
   }
 }
 
-void ErrorMapper::add(int64_t row, const Row& part) {
-  for (size_t h = 0; h < part.n_histograms_; ++h) {
-    for (size_t i = 0; i < histogram_.size(); ++i) histogram_[i] += part.histograms_[h][i];
-  }
-  double* cells = &largest_[static_cast<size_t>((row >> row_shift_) * columns_)];
-  for (size_t i = 0; i < static_cast<size_t>(columns_); ++i) cells[i] = std::max(cells[i], part.largest_[i]);
-}
-
 void ErrorMapper::merge(const ErrorMapper& other) {
-  for (size_t i = 0; i < histogram_.size(); ++i) histogram_[i] += other.histogram_[i];
+  for (size_t h = 0; h < kHistograms; ++h)
+    for (size_t i = 0; i < ErrorMap::kBins; ++i) histograms_[h][i] += other.histograms_[h][i];
   for (size_t i = 0; i < largest_.size(); ++i) largest_[i] = std::max(largest_[i], other.largest_[i]);
 }
 
 ErrorMap ErrorMapper::map() const {
   ErrorMap map;
-  map.histogram = histogram_;
+  for (const auto& histogram : histograms_)
+    for (size_t i = 0; i < histogram.size(); ++i) map.histogram[i] += histogram[i];
   map.rows_per_cell = int64_t{1} << row_shift_;
   map.columns_per_cell = int64_t{1} << column_shift_;
   for (size_t at = 0; at < largest_.size(); at += static_cast<size_t>(columns_)) {

@@ -27,40 +27,27 @@ struct ErrorMap {
   bool empty() const { return cells.empty(); }
 };
 
-/// Collects an ErrorMap from rows in any order, from one thread at a time.
+/// Collects an ErrorMap, from one thread at a time.
 class ErrorMapper {
  public:
   static constexpr int64_t kMostCells = 64;  ///< per side of the grid
 
   ErrorMapper(int64_t rows, int64_t columns);
 
-  /// The contribution of one row.
-  class Row {
-   public:
-    explicit Row(const ErrorMapper& mapper);
-    /// Adds `count` ratios from `column` on; none is negative or NaN. `largest` is the largest of them.
-    void add(int64_t column, const double* ratios, size_t count, double largest);
-
-   private:
-    friend class ErrorMapper;
-    static constexpr size_t kHistograms = 4;
-    int shift_;
-    /// Several histograms, because neighbours often fall into one bin, and an increment waits for the increment before
-    /// it. A short row uses one, because clearing several would take as long as the row.
-    size_t n_histograms_;  ///< a power of two
-    std::array<std::array<uint32_t, ErrorMap::kBins>, kHistograms> histograms_;
-    std::array<double, kMostCells> largest_;  ///< of the row's cells
-  };
-  void add(int64_t row, const Row& part);
+  /// Adds `count` ratios of the row, from `column` on; none is negative or NaN. `largest` is the largest of them.
+  void add(int64_t row, int64_t column, const double* ratios, size_t count, double largest);
   /// Adds what `other`, of the same extents, has collected.
   void merge(const ErrorMapper& other);
 
   ErrorMap map() const;
 
  private:
+  /// Several histograms, because neighbours often fall into one bin, and an increment waits for the increment before
+  /// it.
+  static constexpr size_t kHistograms = 4;
   int64_t columns_;  ///< of cells
   int row_shift_, column_shift_;
-  std::array<int64_t, ErrorMap::kBins> histogram_{};
+  std::array<std::array<int64_t, ErrorMap::kBins>, kHistograms> histograms_{};
   std::vector<double> largest_;  ///< by cell; negative: nothing there
 };
 

@@ -37,10 +37,6 @@ class RatioHistogram {
     zeros_ += other.zeros_;
     largest_ = std::max(largest_, other.largest_);
   }
-  void clear() {
-    if (low_ < end_) std::fill(counts_.begin() + low_, counts_.begin() + end_, 0);
-    low_ = kBins, end_ = 0, zeros_ = 0, largest_ = 0;
-  }
 
   ErrorQuantiles quantiles() const { return {quantile(500), quantile(990), quantile(999), largest_}; }
 
