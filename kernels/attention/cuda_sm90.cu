@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// attention / cuda-sm90: Hopper's wgmma and TMA for fp16 (forward) and bf16 with head_dim up to 128.
+// attention / cuda-sm90: Hopper's wgmma and TMA for fp16 and bf16 with head_dim up to 128.
 //   forward   o[i] = sum_j p[i,j] v[j],  p = softmax over the keys that the masks keep of scale q[i] k[j]
 //   backward  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do,  ds = p * (do v^T - D),  D = rowsum(do * o)
 //   q, o, do, dq: [batch, q_heads, q_seq, head_dim]     k, v, dk, dv: [batch, kv_heads, kv_seq, head_dim]
@@ -10,12 +10,12 @@
 //   causal keeps key j <= i + (kv_seq - q_seq). A row without keys is 0. Masked keys may hold NaN; but NaN and
 //   infinities in the values of keys that `causal` hides from a row reach it if a row of its tile sees a key of their
 //   block of 128.
-//   Values have as many columns as keys: v_dim is head_dim. A head_dim below 64 takes the time of 64, and one
-//   between 64 and 128 that of 128.
-//   Limits: sm_90 only; no window_left, window_right, softcap, sinks or gradient of lse. fp32, gradients in fp16 (where
-//   ds would underflow), a head_dim above 128 or not a multiple of 8, and a scale that is not positive are computed as
-//   in the candidate cuda, with its limits. Otherwise 16-bit arrays that do not begin at a 16-byte boundary are
-//   CHECKOP_UNSUPPORTED: TMA can't read them, and other code would give a row other bits.
+//   A head_dim below 64 takes the time of 64, and one between 64 and 128 that of 128.
+//   Limits: sm_90 only; no window_left, window_right, softcap, sinks or gradient of lse. fp32, a head_dim above 128 or
+//   not a multiple of 8, a v_dim that is not head_dim, and a scale that is not positive are computed as in the
+//   candidate cuda, with its limits. Otherwise 16-bit arrays that do not begin at a 16-byte boundary are
+//   CHECKOP_UNSUPPORTED: TMA can't read them, and other code would give a row other bits. In fp16 ds loses bits below
+//   2^-14, and overflows beyond 65504: upstream gradients should have a size of about 1.
 //   Workspace: forward 256 bytes, with a mask also 24 bytes per 128 keys and 8 per batch entry. Backward: 8 bytes per
 //   query of a head, o and 4 more unless o and lse are given, and ds in 16 bits of as many key heads as fit 1 GiB or
 //   give 264 blocks of 128 keys.
@@ -60,8 +60,7 @@ size_t backward_workspace(const checkop_call* call) {
   }
   const int64_t *q = call->inputs[0].shape, *k = call->inputs[1].shape;
   AttentionParams shape{q[0], q[1], k[1], q[2], k[2], k[2], static_cast<int>(q[3]), call->attrs[0].value != 0, 1.0f};
-  if (is_empty(shape) || shape.kv_heads == 0 || call->inputs[0].dtype != CHECKOP_BF16 ||
-      !hopper::has_width(shape.width))
+  if (is_empty(shape) || shape.kv_heads == 0 || call->inputs[0].dtype == CHECKOP_F32 || !hopper::has_width(shape.width))
     return portable;
   return std::max(portable, hopper::BackwardLayout(shape, call->inputs[3].rank > 0, call->inputs[In::kO].rank > 0,
                                                    call->inputs[In::kLse].rank > 0)
@@ -103,31 +102,33 @@ checkop_status launch_forward(const checkop_call* call) {
 }
 
 checkop_status launch_backward(const checkop_call* call) {
-  using T = __nv_bfloat16;
   AttentionParams shape;
   if (auto status = check_call(call, true, kParts, shape)) return status;
   if (auto status = decline_options(call, shape)) return status;
-  if (is_empty(shape) || !hopper::has_shape(shape) || call->inputs[0].dtype != CHECKOP_BF16) {
-    return launch_attention(call, true, kParts);
-  }
-  if (auto status = hopper::check_alignment(call)) return status;
-  const auto input = [&](int i) { return static_cast<const T*>(call->inputs[i].data); };
-  const auto output = [&](int i) { return static_cast<T*>(call->outputs[i].data); };
-  hopper::BackwardCall<T> backward{};
-  backward.forward.shape = shape;
-  backward.forward.q = input(0), backward.forward.k = input(1), backward.forward.v = input(2);
-  backward.forward.keep = static_cast<const uint8_t*>(call->inputs[3].data);
-  backward.forward.stream = static_cast<cudaStream_t>(call->stream);
-  backward.grad = input(In::kGrad), backward.saved_o = input(In::kO);
-  backward.saved_lse = static_cast<const float*>(call->inputs[In::kLse].data);
-  backward.dq = output(0), backward.dk = output(1), backward.dv = output(2);
-  backward.workspace = static_cast<std::byte*>(call->workspace);
-  if (!hopper::has_backward(backward)) return launch_attention(call, true, kParts);
-  CallCheck check(call);
-  if (check.workspace(backward_workspace(call)).failed()) return check.status();
-  if (auto status = cuda_status(call, hopper::launch_backward(backward), "launch attention backward")) return status;
-  return say(call, CHECKOP_OK, "wgmma, 128 keys by %d queries",
-             shape.width > 64 ? hopper::GradientConfig<128>::kQueries : hopper::GradientConfig<64>::kQueries);
+  const auto portable = [&] { return launch_attention(call, true, kParts); };
+  if (is_empty(shape)) return portable();
+  const auto run = [&](auto tag, auto head_dim) {
+    using T = typename decltype(tag)::type;
+    constexpr int kHeadDim = decltype(head_dim)::value;
+    const auto input = [&](int i) { return static_cast<const T*>(call->inputs[i].data); };
+    const auto output = [&](int i) { return static_cast<T*>(call->outputs[i].data); };
+    hopper::BackwardCall<T> backward{};
+    backward.forward.shape = shape;
+    backward.forward.q = input(0), backward.forward.k = input(1), backward.forward.v = input(2);
+    backward.forward.keep = static_cast<const uint8_t*>(call->inputs[3].data);
+    backward.forward.stream = static_cast<cudaStream_t>(call->stream);
+    backward.grad = input(In::kGrad), backward.saved_o = input(In::kO);
+    backward.saved_lse = static_cast<const float*>(call->inputs[In::kLse].data);
+    backward.dq = output(0), backward.dk = output(1), backward.dv = output(2);
+    backward.workspace = static_cast<std::byte*>(call->workspace);
+    if (!hopper::has_backward(backward)) return portable();
+    CallCheck check(call);
+    if (check.workspace(backward_workspace(call)).failed()) return check.status();
+    const auto error = hopper::launch_backward<kHeadDim>(backward);
+    if (auto status = cuda_status(call, error, "launch attention backward")) return status;
+    return say(call, CHECKOP_OK, "wgmma, 128 keys by %d queries", hopper::GradientConfig<kHeadDim>::kQueries);
+  };
+  return hopper::with_shape(call, shape, run, portable);
 }
 
 constexpr checkop_kernel kKernels[] = {

@@ -1093,8 +1093,23 @@ cudaError_t launch_gradients(const BackwardParams<T>& p, int64_t items, int64_t 
 template <int head_dim, bool listed = false>
 using GradientConfig = KeyGradientConfig<head_dim, head_dim == 128 ? 64 : 128, /*late=*/head_dim == 64, listed>;
 
+/// Whether shapes and arrays suit the kernels.
+template <typename T>
+bool has_backward(const BackwardCall<T>& call) {
+  const AttentionParams& s = call.forward.shape;
+  ForwardCall<T> forward = call.forward;
+  forward.o = call.dq;  // as large as o
+  const auto fits = [&](const T* data, int64_t lines, int64_t planes) {
+    return has_tensor_map<T>(Planes{data, s.width, lines, planes});
+  };
+  const bool fits_o = call.saved_o == nullptr || fits(call.saved_o, s.q_seq, s.heads());
+  return has_forward(forward) && fits_o && fits(call.grad, s.q_seq, s.heads()) &&
+         fits(call.dk, s.kv_seq, s.batch * s.kv_heads) && fits(call.dv, s.kv_seq, s.batch * s.kv_heads);
+}
+
+/// Enqueues. has_backward() must hold.
 template <int head_dim, typename T>
-cudaError_t launch_backward_of(const BackwardCall<T>& call) {
+cudaError_t launch_backward(const BackwardCall<T>& call) {
   using KeyConfig = GradientConfig<head_dim>;
   const AttentionParams& s = call.forward.shape;
   const BackwardLayout layout(s, call.forward.keep != nullptr, call.saved_o != nullptr, call.saved_lse != nullptr);
@@ -1131,26 +1146,6 @@ cudaError_t launch_backward_of(const BackwardCall<T>& call) {
     if (const auto error = launch_gradients<KeyConfig>(p, items, tiles, forward.stream)) return error;
   }
   return cudaSuccess;
-}
-
-/// Whether shapes and arrays suit the kernels.
-template <typename T>
-bool has_backward(const BackwardCall<T>& call) {
-  const AttentionParams& s = call.forward.shape;
-  ForwardCall<T> forward = call.forward;
-  forward.o = call.dq;  // as large as o
-  const auto fits = [&](const T* data, int64_t lines, int64_t planes) {
-    return has_tensor_map<T>(Planes{data, s.width, lines, planes});
-  };
-  const bool fits_o = call.saved_o == nullptr || fits(call.saved_o, s.q_seq, s.heads());
-  return has_forward(forward) && fits_o && fits(call.grad, s.q_seq, s.heads()) &&
-         fits(call.dk, s.kv_seq, s.batch * s.kv_heads) && fits(call.dv, s.kv_seq, s.batch * s.kv_heads);
-}
-
-/// Enqueues. has_backward() must hold.
-template <typename T>
-cudaError_t launch_backward(const BackwardCall<T>& call) {
-  return call.forward.shape.width > 64 ? launch_backward_of<128>(call) : launch_backward_of<64>(call);
 }
 
 }  // namespace checkop::kernels::attention::hopper

@@ -8,21 +8,19 @@
 
 namespace checkop::kernels::attention::hopper {
 
-/// The kernels know no window, no soft cap, no sinks, and one size of keys and values.
+/// The kernels know no window, no soft cap and no sinks.
 inline checkop_status decline_options(const checkop_call* call, const AttentionParams& shape,
                                       const checkop_tensor& sinks) {
   const bool has_window = shape.window_left >= 0 || (!shape.causal && shape.window_right >= 0);
   if (has_window) return say(call, CHECKOP_UNSUPPORTED, "window_left and window_right: only -1 is supported");
   if (!shape.cap.is_none()) return say(call, CHECKOP_UNSUPPORTED, "softcap: only 0 is supported");
   if (sinks.data != nullptr) return say(call, CHECKOP_UNSUPPORTED, "sinks are not supported");
-  if (shape.v_width != shape.width)
-    return say(call, CHECKOP_UNSUPPORTED, "v_dim %d, only head_dim %d is supported", shape.v_width, shape.width);
   return CHECKOP_OK;
 }
 
-/// Whether the kernels have this head_dim and scale.
+/// Whether the kernels have this head_dim, v_dim and scale.
 inline bool has_shape(const AttentionParams& shape) {
-  return shape.scale > 0 && shape.scale < 1e30f && has_width(shape.width);
+  return shape.scale > 0 && shape.scale < 1e30f && has_width(shape.width) && shape.v_width == shape.width;
 }
 
 /// CHECKOP_OK if all 16-bit arrays begin at multiples of 16 bytes.
@@ -37,7 +35,7 @@ inline checkop_status check_alignment(const checkop_call* call) {
 }
 
 /// Calls run(TypeTag<T>{}, columns), with the compile-time columns of a kernel, for a case that the kernels have in 16
-/// bits and whose arrays TMA can read; portable() for other dtypes, head_dim and scales.
+/// bits and whose arrays TMA can read; portable() for others.
 template <typename Run, typename Portable>
 checkop_status with_shape(const checkop_call* call, const AttentionParams& shape, const Run& run,
                           const Portable& portable) {

@@ -10,11 +10,10 @@
 //   in lse -inf. Table entries behind the pages with keys are not read; what lies where a sequence has no key does not
 //   reach it; but NaN and infinities in the values of keys that `causal` hides from a row reach it if a row of its
 //   tile sees a key of their block of 128.
-//   Values have as many columns as keys: v_dim is head_dim. A head_dim below 64 takes the time of 64, and one
-//   between 64 and 128 that of 128.
+//   A head_dim below 64 takes the time of 64, and one between 64 and 128 that of 128.
 //   Limits: sm_90 only; no window_left, window_right, softcap or sinks. fp32, a head_dim above 128 or not a multiple of
-//   8, and a scale that is not positive are computed as in the candidate cuda, with its limits. Otherwise 16-bit arrays
-//   that do not begin at a 16-byte boundary are CHECKOP_UNSUPPORTED.
+//   8, a v_dim that is not head_dim, and a scale that is not positive are computed as in the candidate cuda, with its
+//   limits. Otherwise 16-bit arrays that do not begin at a 16-byte boundary are CHECKOP_UNSUPPORTED.
 //   Slower: pages whose size is not a multiple of 8, because threads load them, not TMA; pages of 8 keys, which need
 //   many small loads; fewer sequences times key heads than SMs, because keys are not divided among blocks.
 //   Workspace: 256 bytes, and 32 for each of tokens_q / 4 + seqs + 1 tiles.

@@ -15,12 +15,12 @@
 //   in lse -inf. What lies in rows of other sequences, or of none, reaches no row; but NaN and infinities in the values
 //   of keys that `causal` hides from a row reach it if a row of its tile sees a key of their block of 128; in the
 //   backward pass so do those in k, and those in the q, grad_o, o and lse of queries that do not see a key.
-//   Values have as many columns as keys: v_dim is head_dim. A head_dim below 64 takes the time of 64, and one
-//   between 64 and 128 that of 128.
+//   A head_dim below 64 takes the time of 64, and one between 64 and 128 that of 128.
 //   Limits: sm_90 only; no window_left, window_right, softcap, sinks or gradient of lse. fp32, a head_dim above 128 or
-//   not a multiple of 8, and a scale that is not positive are computed as in the candidate cuda, with its limits.
-//   Otherwise 16-bit arrays that do not begin at a 16-byte boundary are CHECKOP_UNSUPPORTED. In fp16 ds loses bits
-//   below 2^-14, and overflows beyond 65504: upstream gradients should have a size of about 1.
+//   not a multiple of 8, a v_dim that is not head_dim, and a scale that is not positive are computed as in the
+//   candidate cuda, with its limits. Otherwise 16-bit arrays that do not begin at a 16-byte boundary are
+//   CHECKOP_UNSUPPORTED. In fp16 ds loses bits below 2^-14, and overflows beyond 65504: upstream gradients should have
+//   a size of about 1.
 //   Slower: sequences of few queries, because a tile of 192 or 128 rows holds queries of one sequence only: of as many
 //   heads of a group as have room, in the backward pass of one head.
 //   Workspace: forward 256 bytes, and 32 for each of tokens_q / 4 + seqs + 1 tiles. Backward: 8 bytes per query of a
