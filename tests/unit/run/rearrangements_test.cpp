@@ -259,18 +259,18 @@ TEST(Rearrangements, NativeHoldsMessagesForEveryDtypeAndOrder) {
     if (op->parallel_dim != "leaves") continue;
     Worker worker({{native_plugin(op->name)}, "cpu"});
     for (const Pass& pass : op->passes) {
-      for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-        for (const double order : {-1, 0, 1}) {
-          Case c = gold_case(op->name, pass.name, dtype, message().dims);
-          c.attrs.front() = order;
-          const std::vector<Tensor> inputs = make_inputs(c, 1);
-          std::vector<Tensor> outputs = make_outputs(c);
-          const RunResult result =
-              worker.run("native", c, inputs, outputs, checks_on(AxisSet::all()), std::chrono::seconds(60));
-          EXPECT_EQ(found_in(result).compared, kMessages) << case_name(c) << " " << result.message;
-          EXPECT_EQ(found_in(result).broken, Names{}) << case_name(c);
-        }
-      }
+      const auto expect_holds = [&](DType dtype, double order) {
+        Case c = gold_case(op->name, pass.name, dtype, message().dims);
+        c.attrs.front() = order;
+        const std::vector<Tensor> inputs = make_inputs(c, 1);
+        std::vector<Tensor> outputs = make_outputs(c);
+        const RunResult result =
+            worker.run("native", c, inputs, outputs, checks_on({Axis::message}), std::chrono::seconds(60));
+        EXPECT_EQ(found_in(result).compared, kMessages) << case_name(c) << " " << result.message;
+        EXPECT_EQ(found_in(result).broken, Names{}) << case_name(c);
+      };
+      for (const double order : {-1, 0, 1}) expect_holds(DType::f32, order);
+      for (const DType dtype : {DType::bf16, DType::f16}) expect_holds(dtype, -1);
       ++passes;
     }
   }
