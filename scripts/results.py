@@ -8,7 +8,9 @@ from the summaries.
   results.py prune                          removes rows of verdicts where the summary of another device of the same architecture has a row
                                             for them that is not older than its kernel: of several such rows the newest stays, and failures;
                                             and rows without failures that are older than their kernels, where the summary has a complete row
-                                            of another suite that is not; so also rows of invariance that name neither a case nor an axis
+                                            of another suite that is not; so also rows of invariance that name neither a case nor an axis,
+                                            and times that are older than their kernels, with those of their peers, where there are present
+                                            times of the same sizes with these options or more; and times of peers in drawn sizes, but for the baseline's
   results.py page [--check]                 writes both pages; with --check exits 1 if one does not match the summaries
 
 Every row of a summary has the date of the measurement and the digest of its kernel: `kernels_digest` covers the candidate's source and every
@@ -51,6 +53,7 @@ KEYS = {
 }
 # Fields of records of bench: the summary's device, and what other fields tell.
 NOT_KEPT = ("device", "bytes", "flops", "distinct", "copy_gbps", "cublas_tflops", "repeats")
+RATES = ("gbps", "of_copy", "tflops", "of_cublas", "peak_mib")  # of a peer its times say them, beside the candidate's
 VERDICTS = ("checks", "sanitizers")  # sections that hold for every device of an architecture; times hold for one device
 FAILED = ("fail", "vacuous", "error", "timeout", "xpass")  # verdicts, without the part after a colon
 
@@ -244,9 +247,11 @@ class Folder:
                 self.on({"name": device}, path)
                 if record.get("pass") == "forward+backward":  # the sum of both, which their records have
                     continue
-                for name in ("kernels_digest", *NOT_KEPT):  # the digest is of the built plugin, which depends on the compiler
+                # The digest is of the built plugin, which depends on the compiler.
+                for name in ("kernels_digest", *NOT_KEPT, *(RATES if record.get("is_peer") else ())):
                     record.pop(name, None)
-                record["extras"] = re.sub(r"^\w+-\w+-[\dx]+(@\d+(?![-\d]))?", "", record.pop("case", "")) or None  # behind operator, dtype, dims
+                extras = re.sub(r"^\w+-\w+-[\dx]+(@\d+(?![-\d]))?", "", record.pop("case", ""))  # behind operator, dtype, dims
+                record["extras"] = re.sub(r"#\d+g\d+$", "#", extras) or None  # drawn: with any seeds
                 self.add("bench", op, candidate, date, **{name: value for name, value in record.items() if value is not None})
 
     def read_certificates(self):
@@ -663,7 +668,7 @@ def dims_text(dims):
 
 def sizes_text(record):
     """The dims of a timing, and the rest of its case's name: options and the pattern of ignored rows, without its seeds."""
-    extras = re.sub(r"(#\d+)?(g\d+)?$", "", record.get("extras", ""))
+    extras = re.sub(r"(#\d*)?(g\d+)?$", "", record.get("extras", ""))
     extras = re.sub(r"~ignored0$", "", extras)  # no ignored rows: the default of timings
     return (dims_text({name: value for name, value in record["dims"].items() if (name, value) != ("batch", 1)}) + " " + extras).strip()
 
@@ -780,12 +785,23 @@ def prune(options):
             newest[key] = max(newest.get(key, ("", "")), (row["date"], name))
     judged = lambda row: [row[name] for name in ("op", "pass", "candidate", "dtype")]  # in any suite
     for name, summary in summaries.items():
-        lengths = lambda: sum(len(summary.get(section, [])) for section in (*VERDICTS, "invariance"))
+        lengths = lambda: sum(len(summary.get(section, [])) for section in (*VERDICTS, "bench", "invariance"))
         before = lengths()
         for section in VERDICTS:
             summary[section] = [row for row in summary.get(section, [])
                                 if newest.get((architecture(name), section, key_of(section, row)), ("", name))[1] == name
                                 or (fails(row) and not older(row, digests))]
+        timed = lambda row: [row.get(name) for name in ("op", "pass", "dtype", "dims", "candidate")]
+        chosen = lambda row: set(re.split(r"(?=[+~#])", row.get("extras", "")))
+        times = summary.get("bench", [])
+        present = [(timed(row), chosen(row)) for row in times if not row.get("is_peer") and not older(row, digests)]
+        replaced = lambda row: older(row, digests) and any(timed(row) == of and chosen(row) <= more for of, more in present)
+        gone = [row.get("run") for row in times if replaced(row)]
+        summary["bench"] = [row for row in times if not (row["run"] in gone if row.get("is_peer") else replaced(row))]
+        # Of drawn sizes the ratio to the baseline counts.
+        baseline = {row["run"]: row["ratio_to"] for row in times if row.get("ratio_to")}
+        summary["bench"] = [row for row in summary["bench"] if not row.get("is_peer") or "#" not in row.get("extras", "")
+                            or row["candidate"] == baseline.get(row["run"], row["candidate"])]
         present = [judged(row) for row in summary["checks"] if row.get("complete", True) and not older(row, digests)]
         summary["checks"] = [row for row in summary["checks"]
                              if fails(row) or not older(row, digests) or judged(row) not in present]
