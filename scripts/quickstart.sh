@@ -12,6 +12,6 @@ cmake --preset cpu
 cmake --build --preset cpu -j "$(nproc)" --target check_operator kernels
 
 command=(build/cpu/check_operator --op all --candidate native --dtype fp32,bf16,fp16 --device cpu --check-grad
-  --k-dim 1024 --n-dim 1024 --capacity 128)
+  --k-dim 512 --n-dim 512 --capacity 128)
 echo "+ ${command[*]}"
 exec "${command[@]}"

@@ -7,6 +7,8 @@ set(CHECK_OPERATOR_LAYERS base abi tensor operator case contract device plugin_h
 # Most of their work is text, or waiting: full optimization would cost a fifth of the build time, and what checks gain by it
 # lies within the noise of their times. The command line is not optimized at all.
 set(CHECK_OPERATOR_LIGHT_LAYERS case contract device plugin_host run worker mutate report session)
+# Most of their work is in loops over elements.
+set(CHECK_OPERATOR_LOOP_LAYERS reference judge)
 set(CHECK_OPERATOR_FULL_LAYERS reference ${CHECK_OPERATOR_LAYERS})
 list(REMOVE_ITEM CHECK_OPERATOR_FULL_LAYERS abi cli ${CHECK_OPERATOR_LIGHT_LAYERS})
 
@@ -31,6 +33,14 @@ function(share_precompiled_headers target group)
   endif()
 endfunction()
 
+# optimize_loops(TARGET): what loops over elements need of -O3. CPU kernels are at most 13 percent slower where measured, the
+# suites take the time that they took, and the compiler two thirds of its time.
+function(optimize_loops target)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_BUILD_TYPE STREQUAL "Release")
+    target_compile_options(${target} PRIVATE -O1 -ftree-vectorize -fvect-cost-model=dynamic -fpeel-loops)
+  endif()
+endfunction()
+
 # add_layer(NAME SEES SOURCES...): an object library checkop_NAME whose sources may include the folders up to SEES.
 function(add_layer name sees)
   add_library(checkop_${name} OBJECT ${ARGN})
@@ -45,7 +55,12 @@ function(add_layer name sees)
   elseif(name IN_LIST CHECK_OPERATOR_LIGHT_LAYERS)
     target_compile_options(checkop_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O1>)
     share_precompiled_headers(checkop_${name} light ${headers} <nlohmann/json.hpp>)
-  elseif(NOT name STREQUAL "reference")
+  elseif(name IN_LIST CHECK_OPERATOR_LOOP_LAYERS)
+    optimize_loops(checkop_${name})
+    if(NOT name STREQUAL "reference")  # which has headers of its own
+      share_precompiled_headers(checkop_${name} loops ${headers})
+    endif()
+  else()
     share_precompiled_headers(checkop_${name} full ${headers})
   endif()
   set_target_properties(checkop_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON UNITY_BUILD_BATCH_SIZE 0)
