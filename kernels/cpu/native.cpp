@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// What CPU kernels share: see native.hpp.
 #include "cpu/native.hpp"
 
 #include <algorithm>
