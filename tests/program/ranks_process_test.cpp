@@ -56,6 +56,12 @@ auto wait_for(const Body& body, const std::string& what) {
   return found;
 }
 
+/// Sends a signal to a process that was found: 0 would name this test and all that run beside it.
+void send_to(int pid, int number) {
+  ASSERT_GT(pid, 0);
+  kill(pid, number);
+}
+
 /// A run under mpirun. No process of it outlives the test.
 class Job {
  public:
@@ -285,7 +291,7 @@ void expect_cut_off() {
 TEST(RankProcesses, AKilledProcessEndsTheJob) {
   Job job(4, kBad + "--candidate stalls --check-grad");
   job.wait_for_launch(2);
-  kill(job.relay_of(2), SIGKILL);
+  send_to(job.relay_of(2), SIGKILL);
   const ProcessResult end = job.end();
   EXPECT_EQ(end.code, 128 + SIGKILL) << end.text;  // as mpirun counts it, whatever rank 0 says
   job.expect_nobody_left();
@@ -295,7 +301,7 @@ TEST(RankProcesses, AKilledProcessEndsTheJob) {
 TEST(RankProcesses, AKilledWorkingHalfEndsTheJob) {
   Job job(4, kBad + "--candidate stalls --check-grad");
   job.wait_for_launch(2);
-  kill(job.working_of(2), SIGKILL);
+  send_to(job.working_of(2), SIGKILL);
   job.expect_end(4, "rank 2: its process was killed by signal 9");
   expect_cut_off();
 }
@@ -303,7 +309,7 @@ TEST(RankProcesses, AKilledWorkingHalfEndsTheJob) {
 TEST(RankProcesses, ReportIsFinishedWithoutTheProcessThatRelays) {
   Job job(4, kBad + "--candidate stalls --check-grad");
   job.wait_for_launch(2);
-  kill(job.relay_of(0), SIGKILL);
+  send_to(job.relay_of(0), SIGKILL);
   const ProcessResult end = job.end();
   EXPECT_EQ(end.code, 128 + SIGKILL) << end.text;
   job.expect_nobody_left();
@@ -313,7 +319,7 @@ TEST(RankProcesses, ReportIsFinishedWithoutTheProcessThatRelays) {
 TEST(RankProcesses, AKilledReporterEndsTheJob) {
   Job job(4, kBad + "--candidate stalls");
   job.wait_for_launch(2);
-  kill(job.working_of(0), SIGKILL);
+  send_to(job.working_of(0), SIGKILL);
   job.expect_end(4, "the process that runs the checks was killed by signal 9");
 }
 
@@ -332,7 +338,7 @@ TEST(RankProcesses, ASignalToTheLauncherEndsTheJob) {
 void expect_that_a_stopped_process_is_not_waited_for(bool relays) {
   Job job(4, kBad + "--candidate stalls --check-grad --timeout-s 16");
   job.wait_for_launch(2);
-  kill(relays ? job.relay_of(2) : job.working_of(2), SIGSTOP);  // nothing comes of it for what follows
+  send_to(relays ? job.relay_of(2) : job.working_of(2), SIGSTOP);  // nothing comes of it for what follows
   const std::string reason = "rank 2 did not come within 10 s";
   relays ? job.expect_complete_report(4, reason) : job.expect_end(4, reason);
   EXPECT_EQ(Job::report().at("complete"), true);
