@@ -53,7 +53,7 @@ KEYS = {
 }
 # Fields of records of bench: the summary's device, and what other fields tell.
 NOT_KEPT = ("device", "bytes", "flops", "distinct", "copy_gbps", "cublas_tflops", "repeats")
-RATES = ("gbps", "of_copy", "tflops", "of_cublas", "peak_mib")  # of a peer its times say them, beside the candidate's
+RATES = ("gbps", "of_copy", "tflops", "of_cublas")  # of a peer its times say them, beside the candidate's
 VERDICTS = ("checks", "sanitizers")  # sections that hold for every device of an architecture; times hold for one device
 FAILED = ("fail", "vacuous", "error", "timeout", "xpass")  # verdicts, without the part after a colon
 
@@ -794,14 +794,14 @@ def prune(options):
         timed = lambda row: [row.get(name) for name in ("op", "pass", "dtype", "dims", "candidate")]
         chosen = lambda row: set(re.split(r"(?=[+~#])", row.get("extras", "")))
         times = summary.get("bench", [])
-        present = [(timed(row), chosen(row)) for row in times if not row.get("is_peer") and not older(row, digests)]
+        present = [(timed(row), chosen(row)) for row in times if "ms_median" in row and not row.get("is_peer") and not older(row, digests)]
         replaced = lambda row: older(row, digests) and any(timed(row) == of and chosen(row) <= more for of, more in present)
-        gone = [row.get("run") for row in times if replaced(row)]
-        summary["bench"] = [row for row in times if not (row["run"] in gone if row.get("is_peer") else replaced(row))]
+        gone = {row["run"] for row in times if "run" in row and replaced(row)}
+        summary["bench"] = [row for row in times if not (row.get("run") in gone if row.get("is_peer") else replaced(row))]
         # Of drawn sizes the ratio to the baseline counts.
-        baseline = {row["run"]: row["ratio_to"] for row in times if row.get("ratio_to")}
+        baseline = {row.get("run"): row["ratio_to"] for row in times if row.get("ratio_to")}
         summary["bench"] = [row for row in summary["bench"] if not row.get("is_peer") or "#" not in row.get("extras", "")
-                            or row["candidate"] == baseline.get(row["run"], row["candidate"])]
+                            or row["candidate"] == baseline.get(row.get("run"), row["candidate"])]
         present = [judged(row) for row in summary["checks"] if row.get("complete", True) and not older(row, digests)]
         summary["checks"] = [row for row in summary["checks"]
                              if fails(row) or not older(row, digests) or judged(row) not in present]

@@ -9,8 +9,8 @@ set(CHECK_OPERATOR_LAYERS base abi tensor operator case contract device plugin_h
 set(CHECK_OPERATOR_LIGHT_LAYERS case contract device plugin_host run worker mutate report session)
 # Most of their work is in loops over elements.
 set(CHECK_OPERATOR_LOOP_LAYERS reference judge)
-set(CHECK_OPERATOR_FULL_LAYERS reference ${CHECK_OPERATOR_LAYERS})
-list(REMOVE_ITEM CHECK_OPERATOR_FULL_LAYERS abi cli ${CHECK_OPERATOR_LIGHT_LAYERS})
+set(CHECK_OPERATOR_FULL_LAYERS ${CHECK_OPERATOR_LAYERS})
+list(REMOVE_ITEM CHECK_OPERATOR_FULL_LAYERS abi cli ${CHECK_OPERATOR_LOOP_LAYERS} ${CHECK_OPERATOR_LIGHT_LAYERS})
 
 foreach(layer IN LISTS CHECK_OPERATOR_LAYERS)
   list(APPEND visible ${layer})

@@ -447,13 +447,15 @@ class Page(Results):
         self.write_raw("kernels.json", self.run_script("digests"))
         drawn = {"case": "logp-bf16-1x4+mask#12g34", "run": "drawn"}
         write(record("cuda", 1.0, run="new", case="logp-bf16-1x4+mask"), record("cuda", 1.0, ratio_to="torch", ratio=1.5, **drawn),
-              record("torch", 1.5, **drawn, **peer), record("compile", 1.7, **drawn, **peer))
+              record("torch", 1.5, **drawn, **peer), record("compile", 1.7, **drawn, **peer),
+              {"op": "logp", "pass": "forward", "candidate": "cuda", "status": "out of memory", "case": "logp-bf16-1x4+bias+lse", "dtype": "bf16",
+               "dims": {"batch": 1, "seq": 4}, "run": "failed", "device": "NVIDIA H200", "date": "2026-01-02T03:04:05Z"})
         self.summarize()
         self.run_script("prune")
         with open(self.summary, encoding="utf-8") as file:
             after = json.load(file)["bench"]
         self.assertEqual(sorted((row["candidate"], row["run"]) for row in after),
-                         [("cuda", "bias"), ("cuda", "drawn"), ("cuda", "new"), ("cuda", "other"), ("torch", "drawn"), ("torch", "other")])
+                         [("cuda", "bias"), ("cuda", "drawn"), ("cuda", "failed"), ("cuda", "new"), ("cuda", "other"), ("torch", "drawn"), ("torch", "other")])
 
     def test_marks_rows_whose_kernel_nobody_knows(self):
         os.remove(os.path.join(self.folder, "kernels.json"))
