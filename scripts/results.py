@@ -89,8 +89,9 @@ def normalized(text):
 
 
 def add_sources(root, path, contents):
-    """Reads the file, and the files that it includes in quotes, into `contents`: {path: normalized text}. Not the INTERFACE:
-    a member that is added there would make every kernel new."""
+    """Reads the file, the files that it includes in quotes, and a .cpp beside a .hpp, which is linked into each kernel that
+    includes it, into `contents`: {path: normalized text}. Not the INTERFACE: a member that is added there would make every
+    kernel new."""
     path = os.path.normpath(path)
     if path in contents or os.path.dirname(path) == INTERFACE:
         return
@@ -104,6 +105,9 @@ def add_sources(root, path, contents):
             refuse(f"{path}: includes \"{name}\", which is none of {', '.join(map(os.path.normpath, places))}; "
                    "correct the name, or add its folder to INCLUDE_FOLDERS in scripts/results.py")
         add_sources(root, found, contents)
+    stem, extension = os.path.splitext(path)
+    if extension == ".hpp" and os.path.exists(os.path.join(root, stem + ".cpp")):
+        add_sources(root, stem + ".cpp", contents)
 
 
 def digest_of(texts):
@@ -172,7 +176,7 @@ class Folder:
 
     def add(self, section, op, candidate, date, **fields):
         digest = "unknown" if self.digests is None else self.digests.get(f"{op}/{candidate}")
-        self.rows[section].append({"op": op, "candidate": candidate, **fields, "kernels_digest": digest, "date": date})
+        self.rows[section].append({"op": op, "candidate": candidate, **fields, "kernels_digest": digest, "date": to_minute(date)})
 
     def on(self, device, path):
         """Records the device; a summary covers one kind of device."""
@@ -309,12 +313,17 @@ class Folder:
         """Tests of the whole program, which have no kernel digest: the lines of gpu.sh's tables that belong to no report."""
         for path in self.files("table-*.txt"):
             for name, result, seconds in re.findall(r"^(\S+-tests|ranks-lost-\w+) +(\S.*?) +(\d+)s  ", self.text(path), re.M):
-                self.rows["tests"].append({"name": name, "result": result, "seconds": int(seconds), "date": written(path)})
+                self.rows["tests"].append({"name": name, "result": result, "seconds": int(seconds), "date": to_minute(written(path))})
 
 
 def written(path):
     """Modification time of a file that contains no date."""
     return datetime.datetime.fromtimestamp(os.path.getmtime(path), datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def to_minute(date):
+    """2026-01-02T03:04Z of 2026-01-02T03:04:05Z"""
+    return re.sub(r":\d\dZ$", "Z", date)
 
 
 def size(dims):

@@ -110,6 +110,14 @@ class Digests(Results):
         self.assertNotEqual(self.digest(), after)
         self.assertNotEqual(self.digest("silu/cuda-sm90"), other)
 
+    def test_change_with_code_that_is_linked_beside_a_header(self):
+        self.write(os.path.join(self.tree, "kernels/rows.hpp"), "int rows();")
+        self.edit("kernels/logp/cuda.cu", "// What this", '#include "rows.hpp"\n// What this')
+        before, other = self.digest(), self.digest("silu/cuda-sm90")
+        self.write(os.path.join(self.tree, "kernels/rows.cpp"), '#include "rows.hpp"\nint rows() { return 1; }')
+        self.assertNotEqual(self.digest(), before)
+        self.assertEqual(self.digest("silu/cuda-sm90"), other)
+
     def test_change_with_white_space_that_a_compiler_sees(self):
         for old, new in (("a + +b", "a ++b"), ("a // b", "a  // b"), ("const char", "constchar")):
             before = self.digest()
@@ -153,7 +161,7 @@ class Summaries(Results):
             "op": "logp", "candidate": "cuda", "pass": "forward", "dtype": "bf16", "suite": "smoke", "checks": 4,
             "verdicts": {"fail: invariance": 1, "pass": 2, "unsupported": 1}, "least_headroom": {"wide": 1.5},
             "largest": {"batch": 1, "seq": 9}, "contract": "0123456789abcdef", "kernels_digest": self.digest(),
-            "date": "2026-01-02T03:04:05Z"})
+            "date": "2026-01-02T03:04Z"})
         self.assertEqual(fp32["least_headroom"], {"wide": "exact"})
 
     def test_have_no_row_where_nothing_was_judged_and_say_where_a_run_ended_early(self):
@@ -190,9 +198,9 @@ class Summaries(Results):
         self.write_raw("report-smoke.json", report([case("fail", "accuracy")], started="2026-02-01T00:00:00Z"))
         summary = self.summarize()
         ci, smoke = sorted(summary["checks"], key=lambda row: row["suite"])
-        self.assertEqual((ci["verdicts"], ci["date"]), ({"pass": 1}, "2026-01-02T03:04:05Z"))
+        self.assertEqual((ci["verdicts"], ci["date"]), ({"pass": 1}, "2026-01-02T03:04Z"))
         self.assertEqual((smoke["verdicts"], smoke["date"], smoke["kernels_digest"]),
-                         ({"fail: accuracy": 1}, "2026-02-01T00:00:00Z", self.digest()))
+                         ({"fail: accuracy": 1}, "2026-02-01T00:00Z", self.digest()))
         self.assertNotEqual(ci["kernels_digest"], smoke["kernels_digest"])
         self.assertNotEqual(summary["kernels_digest"], old)
 
@@ -201,7 +209,7 @@ class Summaries(Results):
         self.summarize()
         self.write_raw("report-smoke.json", report([case("fail", "accuracy")], started="2026-01-01T00:00:00Z"))
         summary = self.summarize()
-        self.assertEqual((summary["date"], summary["checks"][0]["verdicts"]), ("2026-02-01T00:00:00Z", {"pass": 1}))
+        self.assertEqual((summary["date"], summary["checks"][0]["verdicts"]), ("2026-02-01T00:00Z", {"pass": 1}))
 
     def test_refuse_another_device_a_torn_file_and_an_empty_folder(self):
         self.assertIn("holds no report-", self.run_script("summarize", self.folder, code=1))
