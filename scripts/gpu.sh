@@ -233,6 +233,7 @@ run_sanitize() {
   row sanitizer-control "$seen" 0 sanitizer-control.log
   # One process per operator. Kernels of libraries are not checked.
   local -A groups=([products-sm90]="cuda-sm90 matmul,det_gemm,lm_head" [linear_logp-sm90]="cuda-sm90 linear_logp"
+    [linear_policy_loss-sm90]="cuda-sm90 linear_policy_loss"
     [attention-sm90]="cuda-sm90 attention" [varlen_attention-sm90]="cuda-sm90 varlen_attention"
     [paged_attention-sm90]="cuda-sm90 paged_attention" [grouped_gemm-sm90]="cuda-sm90 grouped_gemm,masked_grouped_gemm"
     [fp8-sm90]="cuda-sm90 fp8_block_gemm,grouped_fp8_block_gemm,masked_grouped_fp8_block_gemm"

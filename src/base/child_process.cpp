@@ -97,6 +97,13 @@ void ChildProcess::resume() const {
   if (pid_ > 0) ::kill(pid_, SIGCONT);
 }
 
+std::optional<std::chrono::nanoseconds> ChildProcess::cpu_time() const {
+  clockid_t clock{};
+  timespec time{};
+  if (pid_ <= 0 || clock_getcpuclockid(pid_, &clock) != 0 || clock_gettime(clock, &time) != 0) return std::nullopt;
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
 ChildProcess::End ChildProcess::wait() {
   const pid_t group = pid_;
   if (group_ == Group::own) {

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 namespace checkop {
@@ -49,6 +50,8 @@ class ChildProcess {
   void pause() const;
   /// Lets the child run on after pause().
   void resume() const;
+  /// Processor time of all of its threads so far; nullopt if it can't be read.
+  std::optional<std::chrono::nanoseconds> cpu_time() const;
 
   struct End {
     int status = 0;           ///< as waitpid() gives it

@@ -569,6 +569,10 @@ PluginHost::Timed PluginHost::take_turns(const std::string& request, const std::
   if (!is_whole) running.reset();
   prepare();
   device_.synchronize("what comes before launches that are timed");
+  const auto cpu_ms = [&]() -> std::optional<double> {  // which says nothing about work on a GPU
+    const auto time = device_.info().kind == "cpu" ? child_.cpu_time() : std::nullopt;
+    return time ? std::optional(std::chrono::duration<double, std::milli>(*time).count()) : std::nullopt;
+  };
   const auto pass_ms = [&](uint64_t number) {
     const auto begin = Clock::now();
     gate_->begin.store(number, std::memory_order_release);
@@ -578,15 +582,25 @@ PluginHost::Timed PluginHost::take_turns(const std::string& request, const std::
   const uint64_t beats = gate_->beats, dry = number_that_nobody_knows() & ~uint64_t{1};
   const uint64_t number = number_that_nobody_knows() | 1;
   const auto woken = Clock::now();
+  const std::optional<double> cpu_woken = cpu_ms();
   if (!running) {
     running.emplace(*this);
     wait_until([&] { return gate_->beats.load(std::memory_order_relaxed) != beats; });
     pass_ms(dry);
   }
+  const auto looked = Clock::now();
+  const std::optional<double> cpu_before = cpu_ms();
   const double seen_ms = pass_ms(number);
+  const std::optional<double> cpu_after = cpu_ms();
+  const double beside_ms = ms_since(looked) - seen_ms;
   if (!is_whole) running.reset();
   const bool is_alone = device_.wait_until_alone(kIdleLimit);
-  const double all_ms = ms_since(begin_of_all), unseen_ms = ms_since(woken) - seen_ms;
+  const double all_ms = ms_since(begin_of_all);
+  double unseen_ms = ms_since(woken) - seen_ms;
+  if (const std::optional<double> cpu = cpu_ms(); cpu && cpu_woken && cpu_before && cpu_after) {
+    // A process that waits for a processor does nothing. What it did beside the pass that is timed counts as unseen.
+    unseen_ms = std::min(unseen_ms, *cpu - *cpu_woken - (*cpu_after - *cpu_before) + beside_ms);
+  }
   running.reset();
   if (!is_alone) stop_at_work();
   if (gate_->is_answered != 0) {

@@ -61,7 +61,8 @@ class PluginHost {
     /// Timer::claimed: by the process's own account. Others: by the clock of this process, from before `prepare` until
     /// the device is idle.
     double ms = 0;
-    /// Timer::plain: how long the process ran outside of that time, between the signals that resume and stop it.
+    /// Timer::plain: how long the process ran outside of that time, between the signals that resume and stop it. On the
+    /// CPU, no more than the processor time of its threads.
     double unseen_ms = 0;
   };
   /// Only for Use::times. Calls `prepare` while the process is stopped, and lets it go on with the launches. Stops it

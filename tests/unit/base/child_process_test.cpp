@@ -161,6 +161,28 @@ TEST(ChildProcess, NoThreadRunsWhileItIsPaused) {
   child.pause();  // its end is none the later
 }
 
+TEST(ChildProcess, ProcessorTimeIsThatOfAllThreads) {
+  const Count first, second;
+  const ChildProcess child([&]() -> int {
+    std::thread([&] {
+      for (;;) ++*first.of;
+    }).detach();
+    for (;;) ++*second.of;
+  });
+  first.wait_for_more();
+  second.wait_for_more();
+  const auto running = child.cpu_time();
+  ASSERT_TRUE(running);
+  EXPECT_GT(running->count(), 0);
+  while (child.cpu_time() < *running + std::chrono::milliseconds(2)) usleep(100);
+  child.pause();
+  const auto paused = child.cpu_time();
+  usleep(20'000);
+  EXPECT_EQ(child.cpu_time(), paused);
+}
+
+TEST(ChildProcess, OneThatNeverStartedHasNoProcessorTime) { EXPECT_FALSE(ChildProcess().cpu_time()); }
+
 TEST(ChildProcess, OneThatHasEndedIsNotWaitedForWhenItIsPaused) {
   ChildProcess child([] { return 5; });
   while (child.is_alive()) usleep(1000);
