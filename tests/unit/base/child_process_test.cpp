@@ -139,14 +139,17 @@ struct Count {
   std::atomic<uint64_t>* of;
 };
 
+/// Does not return.
+int count_in_two_threads(const Count& first, const Count& second) {
+  std::thread([&] {
+    for (;;) ++*first.of;
+  }).detach();
+  for (;;) ++*second.of;
+}
+
 TEST(ChildProcess, NoThreadRunsWhileItIsPaused) {
   const Count first, second;
-  const ChildProcess child([&]() -> int {
-    std::thread([&] {
-      for (;;) ++*first.of;
-    }).detach();
-    for (;;) ++*second.of;
-  });
+  const ChildProcess child([&] { return count_in_two_threads(first, second); });
   for (int i = 0; i < 3; ++i) {
     first.wait_for_more();
     second.wait_for_more();
@@ -163,12 +166,7 @@ TEST(ChildProcess, NoThreadRunsWhileItIsPaused) {
 
 TEST(ChildProcess, ProcessorTimeIsThatOfAllThreads) {
   const Count first, second;
-  const ChildProcess child([&]() -> int {
-    std::thread([&] {
-      for (;;) ++*first.of;
-    }).detach();
-    for (;;) ++*second.of;
-  });
+  const ChildProcess child([&] { return count_in_two_threads(first, second); });
   first.wait_for_more();
   second.wait_for_more();
   const auto running = child.cpu_time();
