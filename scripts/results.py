@@ -807,9 +807,9 @@ def prune(options):
         baseline = {row.get("run"): row["ratio_to"] for row in times if row.get("ratio_to")}
         summary["bench"] = [row for row in summary["bench"] if not row.get("is_peer") or "#" not in row.get("extras", "")
                             or row["candidate"] == baseline.get(row.get("run"), row["candidate"])]
-        present = [judged(row) for row in summary["checks"] if row.get("complete", True) and not older(row, digests)]
-        summary["checks"] = [row for row in summary["checks"]
-                             if fails(row) or not older(row, digests) or judged(row) not in present]
+        present = [row for row in summary["checks"] if row.get("complete", True) and not older(row, digests)]
+        shows = lambda row: any(judged(row) == judged(other) and (fails(other) or not fails(row)) for other in present)
+        summary["checks"] = [row for row in summary["checks"] if not older(row, digests) or not shows(row)]
         # Suites look at invariance, too. A row of one case says at which numbers of rows the bits are others.
         present = [judged(row) for row in summary["checks"]
                    if row["suite"] in ("smoke", "ci") and row.get("complete", True) and not older(row, digests)]

@@ -412,7 +412,7 @@ class Page(Results):
             with open(other, encoding="utf-8") as file:
                 self.assertEqual([row["dtype"] for row in json.load(file)["checks"]], dtypes, complete)
 
-    def test_prune_removes_an_older_suite_without_failures_where_a_present_one_has_judged(self):
+    def test_prune_removes_an_older_suite_where_a_present_one_has_judged_unless_it_failed_alone(self):
         self.write_raw("report-large.json", report([case(), case(dtype="fp32"), case("fail", "accuracy", dtype="fp16")]))
         with_bits = case(bit_checks=[{"name": "logp", "axes": [], "rows": {"different": "", "same": "1-3"}, "smallest_rows": 0}])
         for suite in ("invariance", "invariance-ci"):
@@ -423,14 +423,15 @@ class Page(Results):
             os.remove(os.path.join(self.folder, name))
         self.write_raw("kernels.json", self.run_script("digests"))
         by_size = [("invariance", "bf16"), ("invariance", "fp32")]  # tells at which numbers of rows the bits are others
-        for complete, dtypes, bits in ((False, ["bf16", "bf16", "fp16", "fp16", "fp32"], ["bf16", "fp32"]),
-                                       (True, ["bf16", "fp16", "fp16", "fp32"], ["fp32"])):
-            self.write_raw("report-smoke.json", report([case(), case(dtype="fp16")], complete=complete))
+        for complete, fp16, dtypes, bits in ((False, ["pass"], ["bf16", "bf16", "fp16", "fp16", "fp32"], ["bf16", "fp32"]),
+                                             (True, ["pass"], ["bf16", "fp16", "fp16", "fp32"], ["fp32"]),
+                                             (True, ["fail", "accuracy"], ["bf16", "fp16", "fp32"], ["fp32"])):
+            self.write_raw("report-smoke.json", report([case(), case(*fp16, dtype="fp16")], complete=complete))
             self.summarize()
             self.run_script("prune")
             with open(self.summary, encoding="utf-8") as file:
                 after = json.load(file)
-            self.assertEqual(sorted(row["dtype"] for row in after["checks"]), dtypes, complete)
+            self.assertEqual(sorted(row["dtype"] for row in after["checks"]), dtypes, (complete, fp16))
             self.assertEqual([(row["suite"], row["dtype"]) for row in after["invariance"]],
                              by_size + [("invariance-ci", dtype) for dtype in bits], complete)
 
