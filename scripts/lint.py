@@ -359,7 +359,7 @@ def check_operators(files):
     plugins = {}
     for path in sorted(files):
         parts = path.split("/")
-        if parts[0] == "kernels" and len(parts) == 3 and parts[1] != "control" and path.endswith((".cpp", ".cu")):
+        if parts[0] == "kernels" and len(parts) == 3 and parts[1] not in ("control", "cpu") and path.endswith((".cpp", ".cu")):
             plugins.setdefault(parts[1], path)
     for folder, path in plugins.items():
         if folder not in names or f"reference/{folder}.cpp" not in files:

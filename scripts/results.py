@@ -89,8 +89,9 @@ def normalized(text):
 
 
 def add_sources(root, path, contents):
-    """Reads the file, and the files that it includes in quotes, into `contents`: {path: normalized text}. Not the INTERFACE:
-    a member that is added there would make every kernel new."""
+    """Reads the file, the files that it includes in quotes, and a .cpp beside a .hpp, which is linked into each kernel that
+    includes it, into `contents`: {path: normalized text}. Not the INTERFACE: a member that is added there would make every
+    kernel new."""
     path = os.path.normpath(path)
     if path in contents or os.path.dirname(path) == INTERFACE:
         return
@@ -104,6 +105,9 @@ def add_sources(root, path, contents):
             refuse(f"{path}: includes \"{name}\", which is none of {', '.join(map(os.path.normpath, places))}; "
                    "correct the name, or add its folder to INCLUDE_FOLDERS in scripts/results.py")
         add_sources(root, found, contents)
+    stem, extension = os.path.splitext(path)
+    if extension == ".hpp" and os.path.exists(os.path.join(root, stem + ".cpp")):
+        add_sources(root, stem + ".cpp", contents)
 
 
 def digest_of(texts):

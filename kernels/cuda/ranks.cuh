@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <optional>
+#include <thread>
 
 #include "cpu/ranks.hpp"
 #include "cuda/ids.cuh"

@@ -110,6 +110,14 @@ class Digests(Results):
         self.assertNotEqual(self.digest(), after)
         self.assertNotEqual(self.digest("silu/cuda-sm90"), other)
 
+    def test_change_with_code_that_is_linked_beside_a_header(self):
+        self.write(os.path.join(self.tree, "kernels/rows.hpp"), "int rows();")
+        self.edit("kernels/logp/cuda.cu", "// What this", '#include "rows.hpp"\n// What this')
+        before, other = self.digest(), self.digest("silu/cuda-sm90")
+        self.write(os.path.join(self.tree, "kernels/rows.cpp"), '#include "rows.hpp"\nint rows() { return 1; }')
+        self.assertNotEqual(self.digest(), before)
+        self.assertEqual(self.digest("silu/cuda-sm90"), other)
+
     def test_change_with_white_space_that_a_compiler_sees(self):
         for old, new in (("a + +b", "a ++b"), ("a // b", "a  // b"), ("const char", "constchar")):
             before = self.digest()
