@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstring>
 #include <iostream>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -30,6 +31,15 @@ std::string describe_end(int status) {
   return fmt::format("exited with code {}", WEXITSTATUS(status));
 }
 
+namespace {
+
+/// What NoForks locks.
+std::mutex forks;
+
+}  // namespace
+
+NoForks::NoForks() : lock_(forks) {}
+
 ChildProcess::ChildProcess(const std::function<int()>& body, Group group, Body kind) : group_(group) {
   // A child that calls exit() would print again what is still in these buffers.
   std::cout.flush();
@@ -38,7 +48,10 @@ ChildProcess::ChildProcess(const std::function<int()>& body, Group group, Body k
   const pid_t parent = getpid();
   // wait() can only wait for what a child started where this process inherits it.
   if (group_ == Group::own) prctl(PR_SET_CHILD_SUBREAPER, 1);
+  std::optional<NoForks> alone;
+  if (kind == Body::any) alone.emplace();
   pid_ = kind == Body::becomes_program ? _Fork() : fork();
+  alone.reset();
   if (pid_ < 0) throw EnvironmentError(fmt::format("fork: {}", std::strerror(errno)));
   if (pid_ > 0) {
     if (group_ == Group::own) setpgid(pid_, pid_);  // both processes do this, whoever comes first

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -14,6 +15,17 @@ namespace checkop {
 
 /// How a process ended, from waitpid's status: "killed by signal 9 (Killed)", "exited with code 1".
 std::string describe_end(int status);
+
+/// While one lives, no other thread forks a child that runs code of this program: such a thread waits. For threads that
+/// work beside the one that forks, since the child would find the locks that they hold locked for ever. The thread that
+/// has one must not fork.
+class NoForks {
+ public:
+  NoForks();
+
+ private:
+  std::unique_lock<std::mutex> lock_;
+};
 
 /// A child that runs one function. The destructor kills and reaps it.
 class ChildProcess {

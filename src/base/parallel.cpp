@@ -9,17 +9,24 @@
 #include <condition_variable>
 #include <exception>
 #include <functional>
+#include <list>
 #include <mutex>
 #include <thread>
-#include <vector>
 
 #include "base/interruption.hpp"
 
 namespace checkop {
 namespace {
 
-/// Threads that wait for loops: one takes as long to begin and to end as the loops of a small check. One loop at a time
-/// has them.
+/// A loop that is under way.
+struct Loop {
+  const std::function<void()>& work;  ///< what each of its threads calls; must not throw
+  size_t wanted;                      ///< threads that may still join
+  size_t at_work = 0;                 ///< threads that have joined and not left
+};
+
+/// Threads that wait for loops: one takes as long to begin and to end as the loops of a small check. Loops that are
+/// under way at once share them.
 class ThreadPool {
  public:
   static ThreadPool& instance() {
@@ -28,56 +35,50 @@ class ThreadPool {
     return *current_;
   }
 
-  /// Has up to `count` threads call `work`, which must not throw, until finish(). Returns false if another loop has the
-  /// threads.
-  bool begin(size_t count, const std::function<void()>& work) {
-    if (is_taken_.exchange(true, std::memory_order_acquire)) return false;
+  /// Lets threads join the loop until finish(), which must follow.
+  void begin(Loop& loop) {
+    const std::lock_guard lock(mutex_);
     try {
-      for (; threads_ < count; ++threads_) std::thread([this] { serve(); }).detach();
+      for (; threads_ < loop.wanted; ++threads_) std::thread([this] { serve(); }).detach();
     } catch (const std::exception&) {  // the system has no more threads, or no memory for one: go on with fewer
     }
-    {
-      const std::lock_guard lock(mutex_);
-      work_ = &work;
-      wanted_ = std::min(count, threads_);
-    }
+    loops_.push_back(&loop);
     wake_.notify_all();
-    return true;
   }
 
-  /// Waits for the threads that have begun to work.
-  void finish() {
-    {
-      std::unique_lock lock(mutex_);
-      wanted_ = 0;
-      idle_.wait(lock, [&] { return at_work_ == 0; });
-    }
-    is_taken_.store(false, std::memory_order_release);
+  /// Waits for the threads that have joined.
+  void finish(Loop& loop) {
+    std::unique_lock lock(mutex_);
+    loops_.remove(&loop);
+    idle_.wait(lock, [&] { return loop.at_work == 0; });
   }
 
  private:
   [[noreturn]] void serve() {
     for (std::unique_lock lock(mutex_);;) {
-      wake_.wait(lock, [&] { return wanted_ > 0; });
-      --wanted_;
-      ++at_work_;
-      const std::function<void()>& work = *work_;
+      const auto may_join = [](const Loop* loop) { return loop->wanted > 0; };
+      auto found = loops_.end();
+      wake_.wait(lock, [&] {
+        found = std::find_if(loops_.begin(), loops_.end(), may_join);
+        return found != loops_.end();
+      });
+      Loop& loop = **found;
+      --loop.wanted;
+      ++loop.at_work;
       lock.unlock();
-      work();
+      loop.work();
       lock.lock();
-      if (--at_work_ == 0) idle_.notify_one();
+      if (--loop.at_work == 0) idle_.notify_all();
     }
   }
 
   /// Never destroyed: the threads use it until the process ends. A forked child has none of them, and gets a new one.
   static ThreadPool* current_;
 
-  std::atomic<bool> is_taken_{false};
-  size_t threads_ = 0;
   std::mutex mutex_;  ///< guards what follows
   std::condition_variable wake_, idle_;
-  const std::function<void()>* work_ = nullptr;
-  size_t wanted_ = 0, at_work_ = 0;
+  size_t threads_ = 0;
+  std::list<Loop*> loops_;
 };
 
 ThreadPool* ThreadPool::current_ = new ThreadPool;
@@ -108,18 +109,11 @@ void parallel_for(unsigned threads, int64_t n, const std::function<void(int64_t)
       next = n;
     }
   };
-  const int64_t others = std::min(workers, n) - 1;
-  if (ThreadPool& pool = ThreadPool::instance(); pool.begin(static_cast<size_t>(others), work)) {
-    work();
-    pool.finish();
-  } else {  // a loop within a loop, or beside one
-    std::vector<std::jthread> started;
-    try {
-      for (int64_t w = 0; w < others; ++w) started.emplace_back(work);
-    } catch (const std::exception&) {  // as above
-    }
-    work();
-  }
+  Loop loop{work, static_cast<size_t>(std::min(workers, n) - 1)};
+  ThreadPool& pool = ThreadPool::instance();
+  pool.begin(loop);
+  work();
+  pool.finish(loop);
   if (error) std::rethrow_exception(error);
 }
 

@@ -28,6 +28,23 @@ TEST(ChildProcess, LeavesWithWhatItsBodyReturns) {
   EXPECT_EQ(end_of([] { return 7; }), "exited with code 7");
 }
 
+TEST(ChildProcess, NoForksHoldsBackForksOfOtherThreadsThatGoOnInThisProgram) {
+  std::atomic<bool> is_held = false, is_last = false, may_fork = false;
+  std::thread holder([&] {
+    const NoForks none;
+    is_held = true;
+    while (!is_last) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    may_fork = true;
+  });
+  while (!is_held) std::this_thread::yield();
+  const auto program = [] { return execl("/bin/true", "true", nullptr); };
+  ChildProcess(program, ChildProcess::Group::shared, ChildProcess::Body::becomes_program).wait();
+  is_last = true;
+  EXPECT_EQ(end_of([&] { return may_fork ? 0 : 1; }), "exited with code 0");
+  holder.join();
+}
+
 TEST(ChildProcess, ASignalIsNamed) {
   EXPECT_EQ(end_of([] { return raise(SIGKILL); }), "killed by signal 9 (Killed)");
 }
