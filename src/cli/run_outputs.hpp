@@ -2,6 +2,7 @@
 // The outputs of a run: text, JSON, and the forms for CI.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -26,7 +27,7 @@ class RunOutputs {
   void begin(const Report& report, const DeviceInfo& device, size_t n_candidates, std::vector<Progress::Step> steps);
   /// `record` is the newest of `report`.
   void add(const Report& report, const CaseRecord& record);
-  /// Tells the progress line that the next step is left out.
+  /// Tells the progress line that a step is left out. Another thread may be in add().
   void leave_out() { ++left_out_; }
   void finish(const Report& report);
 
@@ -35,7 +36,7 @@ class RunOutputs {
   std::FILE* text_;  ///< null if the JSON report goes to stdout
   bool color_, github_;
   std::optional<Progress> progress_;
-  size_t left_out_ = 0;
+  std::atomic<size_t> left_out_ = 0;
   std::unique_ptr<ReportStream> json_;
 };
 

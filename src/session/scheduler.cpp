@@ -3,13 +3,16 @@
 #include "session/scheduler.hpp"
 
 #include <fmt/format.h>
+#include <poll.h>
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <utility>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/interruption.hpp"
 #include "case/inputs.hpp"
 #include "case/rank_parts.hpp"
 #include "run/invariance/contexts.hpp"
@@ -40,6 +43,9 @@ void append_contexts(RunResult other, const Case& c, RunResult& run) {
   }
 }
 
+/// Names the processes that work on the check.
+std::string worked_on_by(const Check& check) { return check.candidate.name + "@" + check.candidate.device; }
+
 /// Whether NaN in what the operator leaves out may be why the check fails.
 bool may_fail_by_left_out(const CaseRecord& record, const std::vector<Tensor>& outputs, unsigned threads) {
   if (record.c.op->left_out.empty()) return false;
@@ -50,56 +56,84 @@ bool may_fail_by_left_out(const CaseRecord& record, const std::vector<Tensor>& o
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerInputs& run, SchedulerCalls calls) : run_(run), calls_(std::move(calls)) {}
+Scheduler::Scheduler(const SchedulerInputs& run, SchedulerCalls calls)
+    : run_(run), calls_(std::move(calls)), judge_(calls_.judge) {}
 
 void Scheduler::run() {
   try {
     run_checks();
   } catch (...) {
-    judge_all();  // what has run is not lost
+    judge_.wait(0);  // what has run is not lost
     throw;
   }
 }
 
 void Scheduler::run_checks() {
-  for (size_t index = 0; index < run_.selection.checks.size(); ++index) {
-    const Check& check = run_.selection.checks[index];
-    if (!check.here || (calls_.begins && !calls_.begins(check))) continue;
-    open_processes(check);
-    Attempt done = attempt(index);
-    if (run_.options.total_shards) done.record.whole_index = static_cast<int64_t>(index);
+  while (const std::unique_ptr<Running> running = next_ ? std::move(next_) : begin_next()) {
+    Attempt done = finish(*running);
+    if (run_.options.total_shards) done.record.whole_index = done.check - run_.selection.checks.data();
     if (gone_.empty()) gone_ = done.record.run.rank_gone;
-    ran_.push_back(std::move(done));
-    // Judges at once if a rank is gone: the launcher may end this process soon, too.
-    if (!fits_side_by_side(check.c) || !gone_.empty()) judge_all();
-    while (has_backlog()) judge_next();
+    // Judges at once if a rank is gone: the launcher may end this process soon, too. Without a process of its own a
+    // candidate runs in this one, and nothing beside it.
+    const bool is_alone = !fits_side_by_side(done.record.c) || !gone_.empty() || !Isolation::is_on();
+    judge_.add(std::move(done));
+    constexpr int64_t kMostBytes = int64_t{16} << 20;
+    judge_.wait(is_alone ? 0 : run_.ranks ? 1 : 8, kMostBytes);
+    if (next_error_) std::rethrow_exception(std::exchange(next_error_, nullptr));
   }
-  judge_all();
+  judge_.wait(0);
+}
+
+std::unique_ptr<Scheduler::Running> Scheduler::begin_next(const Running* beside) {
+  const std::vector<Check>& checks = run_.selection.checks;
+  for (; next_index_ < checks.size(); ++next_index_) {
+    const Check& check = checks[next_index_];
+    if (!check.here) continue;
+    if (beside != nullptr && !may_begin_beside(check, *beside)) return nullptr;
+    if (calls_.begins && !calls_.begins(check)) continue;
+    ++next_index_;
+    open_processes(check);
+    return begin(check, beside != nullptr && beside->lane == &lanes_[0] ? lanes_[1] : lanes_[0]);
+  }
+  return nullptr;
+}
+
+bool Scheduler::may_begin_beside(const Check& check, const Running& now) const {
+  return has_two_lanes_ && gone_.empty() && worked_on_by(check) == running_ && fits_side_by_side(check.c) &&
+         fits_side_by_side(now.attempt.record.c);
 }
 
 void Scheduler::open_processes(const Check& check) {
-  const std::string wanted = check.candidate.name + "@" + check.candidate.device;
-  if (worker_ && running_ == wanted) return;
-  judge_all();
-  const bool is_first = !worker_;
-  worker_.reset();
-  second_.reset();
+  const std::string wanted = worked_on_by(check);
+  if (lanes_[0].worker && running_ == wanted) return;
+  judge_.wait(0);
+  const bool is_first = !lanes_[0].worker;
+  for (Lane& lane : lanes_) {
+    lane.worker.reset();
+    lane.second.reset();
+  }
+  has_two_lanes_ = false;
   const auto external = run_.selection.external.find(check.candidate.name);
   if (external != run_.selection.external.end()) {
-    worker_ = external->second;
+    lanes_[0].worker = external->second;
   } else {
-    WorkerConfig config{run_.selection.plugins_of(check.candidate), check.candidate.device};
-    config.memory_limit = run_.options.memory_limit;
-    config.ranks = run_.ranks;
-    config.in_worker = check.candidate.device != "cpu" && runs_in_worker(check.candidate, config.plugins);
-    worker_ = std::make_shared<Worker>(config);
-    if (Isolation::is_on()) second_.emplace(std::move(config));
+    config_ = {run_.selection.plugins_of(check.candidate), check.candidate.device};
+    config_.memory_limit = run_.options.memory_limit;
+    config_.ranks = run_.ranks;
+    config_.in_worker = check.candidate.device != "cpu" && runs_in_worker(check.candidate, config_.plugins);
+    has_two_lanes_ = Isolation::is_on() && check.candidate.device == "cpu" && !run_.ranks;
+    start(lanes_[0]);
   }
   running_ = wanted;
-  const DeviceInfo& device = worker_->info().device.value();
+  const DeviceInfo& device = lanes_[0].worker->info().device.value();
   arch_key_ = resolve_arch_key(run_.options, device);
   require_devices(check.candidate.name, device);
   if (is_first && calls_.on_first_device) calls_.on_first_device(device);
+}
+
+void Scheduler::start(Lane& lane) const {
+  lane.worker = std::make_shared<Worker>(config_);
+  if (Isolation::is_on()) lane.second.emplace(config_);
 }
 
 bool Scheduler::runs_in_worker(const ChosenCandidate& candidate, const std::vector<std::string>& plugins) const {
@@ -119,10 +153,12 @@ void Scheduler::require_devices(const std::string& candidate, const DeviceInfo& 
   }
 }
 
-Attempt Scheduler::attempt(size_t index) {
-  const auto start = Clock::now();
-  const Check& check = run_.selection.checks[index];
-  Attempt attempt;
+std::unique_ptr<Scheduler::Running> Scheduler::begin(const Check& check, Lane& lane) {
+  if (!lane.worker) start(lane);
+  auto running = std::make_unique<Running>();
+  running->lane = &lane;
+  running->start = Clock::now();
+  Attempt& attempt = running->attempt;
   attempt.check = &check;
   attempt.arch_key = arch_key_;
   CaseRecord& record = attempt.record;
@@ -133,37 +169,72 @@ Attempt Scheduler::attempt(size_t index) {
   record.declared_recipes = check.candidate.recipes;
   record.checks = {run_.options.wants("determinism"), run_.options.wants("invariance"), run_.options.wants("memory"),
                    run_.plan, rank_limit(run_.options)};
-  record.device = worker_->info().device.value();
+  record.device = lane.worker->info().device.value();
   record.given_inputs = run_.own_inputs.origins(check.c);
   record.gold_file = run_.gold_file;
-  if (is_refused(check, record)) return attempt;
-
+  running->is_refused = is_refused(check, record);
+  if (running->is_refused) return running;
   provide_inputs(attempt);
   attempt.outputs = make_outputs(check.c);
-  run_on_data(index, attempt);
-  run_with_finite(index, attempt);
-  record.times.run_ms = record.run.run_ms;
-  record.times.transfer_ms = record.run.transfer_ms;
-  record.times.total_ms = ms_since(start);
-  return attempt;
+  begin_on_data(*running);
+  return running;
 }
 
-void Scheduler::run_on_data(size_t index, Attempt& attempt) {
+Attempt Scheduler::finish(Running& running) {
+  Attempt& attempt = running.attempt;
+  if (running.is_refused) return std::move(attempt);
+  finish_on_data(running);
+  run_with_finite(running);
   CaseRecord& record = attempt.record;
-  const Proofs::Entry* const proof = run_.proofs.find(record.c);
-  const bool has_proof_case = proof != nullptr && case_name(proof->c) != case_name(record.c);
-  RunChecks own = record.checks;
-  own.invariance &= !has_proof_case;
-  run_in_processes(index, own, attempt);
-  if (proof != nullptr) record.sensitivity = proof->sensitivity;
-  if (has_proof_case && record.run.status == RunStatus::ok) {
-    run_proof_case(*proof, record);
-  } else if (proof != nullptr && !has_proof_case) {
-    count_compared(proof->c, contexts_of(proof->c, record.device, own), record.run, record.sensitivity);
+  record.times.run_ms = record.run.run_ms;
+  record.times.transfer_ms = record.run.transfer_ms;
+  record.times.total_ms = ms_since(std::max(running.start, last_end_));
+  last_end_ = Clock::now();
+  return std::move(attempt);
+}
+
+void Scheduler::begin_on_data(Running& running) {
+  Attempt& attempt = running.attempt;
+  CaseRecord& record = attempt.record;
+  Lane& lane = *running.lane;
+  running.proof = run_.proofs.find(record.c);
+  running.has_proof_case = running.proof != nullptr && case_name(running.proof->c) != case_name(record.c);
+  running.checks = record.checks;
+  running.checks.invariance &= !running.has_proof_case;
+  const std::chrono::seconds limit(run_.options.timeout_s);
+  running.second = running.checks.determinism && lane.second ? &*lane.second : nullptr;
+  running.is_side_by_side = running.second != nullptr && running.second->may_run_beside(record.c);
+  running.until = Clock::now() + limit;
+  lane.worker->begin(record.candidate, record.c, attempt.inputs, attempt.outputs, running.checks, limit);
+  if (running.is_side_by_side) running.second->begin(record.candidate, record.c, attempt.inputs, limit, run_.threads);
+}
+
+void Scheduler::finish_on_data(Running& running) {
+  Attempt& attempt = running.attempt;
+  CaseRecord& record = attempt.record;
+  work_meanwhile(running);
+  wait_for(running);
+  record.run = running.lane->worker->finish();
+  const bool is_ok = record.run.status == RunStatus::ok;
+  if (SecondProcess* const second = running.second) {
+    if (!running.is_side_by_side && is_ok)
+      second->begin(record.candidate, record.c, attempt.inputs, std::chrono::seconds(run_.options.timeout_s),
+                    run_.threads);
+    if (running.is_side_by_side || is_ok) second->finish();
+    if (is_ok) second->compare(attempt.outputs, run_.threads, record.run);
+  }
+  if (running.proof == nullptr) return;
+  record.sensitivity = running.proof->sensitivity;
+  if (running.has_proof_case) {
+    if (record.run.status == RunStatus::ok) run_proof_case(running);
+  } else {
+    count_compared(running.proof->c, contexts_of(running.proof->c, record.device, running.checks), record.run,
+                   record.sensitivity);
   }
 }
 
-void Scheduler::run_with_finite(size_t index, Attempt& attempt) {
+void Scheduler::run_with_finite(Running& running) {
+  Attempt& attempt = running.attempt;
   CaseRecord& record = attempt.record;
   if (!may_fail_by_left_out(record, attempt.outputs, run_.threads) || !run_.options.wants("accuracy") ||
       !has_room_for_other_data(record.c, record.device, run_.threads, run_.options.memory_limit))
@@ -175,7 +246,8 @@ void Scheduler::run_with_finite(size_t index, Attempt& attempt) {
   finite.outputs = make_outputs(record.c);
   attempt.other = std::move(finite);
   attempt.exchange_data();
-  run_on_data(index, attempt);
+  begin_on_data(running);
+  finish_on_data(running);
   // No contract accepts these, whatever the data.
   const RunResult& first = attempt.other->run;
   for (const auto finding : {&RunResult::guard_violations, &RunResult::modified_inputs})
@@ -210,66 +282,47 @@ void Scheduler::provide_inputs(Attempt& attempt) {
   attempt.record.data_hash = tensor_digest(attempt.inputs, run_.threads);
 }
 
-void Scheduler::run_in_processes(size_t index, const RunChecks& checks, Attempt& attempt) {
-  CaseRecord& record = attempt.record;
-  const std::chrono::seconds limit(run_.options.timeout_s);
-  SecondProcess* const second = checks.determinism && second_ ? &*second_ : nullptr;
-  const bool side_by_side = second != nullptr && second->may_run_beside(record.c);
-  const auto begin_second = [&] { second->begin(record.candidate, record.c, attempt.inputs, limit, run_.threads); };
-
-  worker_->begin(record.candidate, record.c, attempt.inputs, attempt.outputs, checks, limit);
-  if (side_by_side) begin_second();
-  work_meanwhile(index, side_by_side ? second : nullptr);
-  record.run = worker_->finish();
-  const bool is_ok = record.run.status == RunStatus::ok;
-  if (second != nullptr && !side_by_side && is_ok) begin_second();
-  if (side_by_side || (second != nullptr && is_ok)) second->finish();
-  if (second != nullptr && is_ok) second->compare(attempt.outputs, run_.threads, record.run);
-}
-
-void Scheduler::run_proof_case(const Proofs::Entry& proof, CaseRecord& record) {
+void Scheduler::run_proof_case(Running& running) {
+  CaseRecord& record = running.attempt.record;
+  const Proofs::Entry& proof = *running.proof;
   RunChecks checks = record.checks;
   checks.determinism = false;
   const std::vector<Tensor> inputs = make_inputs(proof.c, run_.threads, record.left_out);
   std::vector<Tensor> outputs = make_outputs(proof.c);
-  RunResult run =
-      worker_->run(record.candidate, proof.c, inputs, outputs, checks, std::chrono::seconds(run_.options.timeout_s));
+  RunResult run = running.lane->worker->run(record.candidate, proof.c, inputs, outputs, checks,
+                                            std::chrono::seconds(run_.options.timeout_s));
   count_compared(proof.c, contexts_of(proof.c, record.device, checks), run, record.sensitivity);
   append_contexts(std::move(run), proof.c, record.run);
 }
 
-void Scheduler::work_meanwhile(size_t index, SecondProcess* second) {
-  if (prepared_.check == nullptr) prepared_ = prepare(index + 1);  // this check may run on more than one set of data
-  while (!ran_.empty()) {
-    if (second != nullptr && second->may_go_on()) second->go_on();
-    if (worker_->has_answered() && (second == nullptr || second->is_done())) return;
-    judge_next();
+void Scheduler::work_meanwhile(const Running& running) {
+  if (next_ || next_error_ || prepared_.check != nullptr) return;  // this check may run on more than one set of data
+  try {
+    next_ = begin_next(&running);
+  } catch (...) {  // this check comes first
+    next_error_ = std::current_exception();
   }
-  if (second != nullptr) second->go_on();
+  if (!next_) prepared_ = prepare();
 }
 
-void Scheduler::judge_next() {
-  Attempt done = std::move(ran_.front());
-  ran_.pop_front();
-  calls_.judge(done);
+void Scheduler::wait_for(const Running& running) {
+  constexpr int kTickMs = 100;
+  while (Clock::now() < running.until && *interruption() == '\0') {
+    std::array<pollfd, 3> answers{{{running.lane->worker->awaited(), POLLIN, 0}, {-1, POLLIN, 0}, {-1, POLLIN, 0}}};
+    const std::array<const Running*, 2> both{&running, next_.get()};
+    for (size_t i = 0; i < both.size(); ++i) {
+      if (both[i] == nullptr || !both[i]->is_side_by_side) continue;
+      if (both[i]->second->may_go_on()) both[i]->second->go_on();
+      answers[1 + i].fd = both[i]->second->awaited();
+    }
+    if (answers[0].fd < 0 && answers[1].fd < 0) return;
+    poll(answers.data(), answers.size(), kTickMs);
+  }
 }
 
-void Scheduler::judge_all() {
-  while (!ran_.empty()) judge_next();
-}
-
-bool Scheduler::has_backlog() const {
-  constexpr size_t kMost = 8;
-  constexpr int64_t kMostBytes = int64_t{16} << 20;
-  if (ran_.size() <= 1) return false;  // it waits for the next check to begin
-  int64_t bytes = 0;
-  for (const Attempt& attempt : ran_) bytes += tensor_bytes(attempt.record.c);
-  return ran_.size() > kMost || bytes > kMostBytes || run_.ranks;
-}
-
-Scheduler::PreparedInputs Scheduler::prepare(size_t index) const {
+Scheduler::PreparedInputs Scheduler::prepare() const {
   const std::vector<Check>& checks = run_.selection.checks;
-  const auto begin = checks.begin() + static_cast<std::ptrdiff_t>(index);
+  const auto begin = checks.begin() + static_cast<std::ptrdiff_t>(next_index_);
   const auto next = std::find_if(begin, checks.end(), [](const Check& check) { return check.here; });
   if (next == checks.end() || !next->candidate.has_kernel || !fits_side_by_side(next->c)) return {};
   const auto start = Clock::now();

@@ -2,14 +2,18 @@
 // The order of work of a run: which process works on which check, and what this process does meanwhile.
 #pragma once
 
-#include <deque>
+#include <array>
+#include <cstddef>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "session/attempt.hpp"
+#include "session/judge_thread.hpp"
 #include "session/own_data.hpp"
 #include "session/proofs.hpp"
 #include "session/run_options.hpp"
@@ -32,7 +36,8 @@ struct SchedulerInputs {
 
 /// Called while the checks run; each may be empty but `judge`.
 struct SchedulerCalls {
-  std::function<void(Attempt&)> judge;  ///< gets every check once it has run, in order
+  /// Gets every check once it has run, in order, on a thread of its own.
+  std::function<void(Attempt&)> judge;
   /// Gets the first worker's device before anything runs on it.
   std::function<void(const DeviceInfo&)> on_first_device = {};
   /// Whether the check, whose turn it is, shall run; false leaves it out.
@@ -40,13 +45,13 @@ struct SchedulerCalls {
 };
 
 /// Runs the checks of a selection in order. The candidate runs in a worker process, and once more in a second process
-/// whose bits must be the same. While they work on check i, this process makes the inputs of check i+1 and judges
-/// checks before i. It keeps the others busy first: once both have finished it begins check i+1, and leaves some small
-/// checks to be judged later, while it would otherwise wait:
+/// whose bits must be the same: both are a lane. On the CPU there are two lanes, and check i+1 begins in one before
+/// check i has finished in the other; elsewhere the next check only gets its inputs meanwhile. A thread judges what has
+/// run, in order, and some small checks may wait for it:
 ///
-///     worker          | begin i ................. finish i | begin i+1
-///     second process  |   begin i ............. finish i   |   begin i+1
-///     this process    |     make inputs of i+1, judge i-2  |     make inputs of i+2, judge i-1, i
+///     lane of i       | begin i ............. finish i | begin i+2
+///     other lane      |   begin i+1 ............................... finish i+1
+///     judging thread  |       judge i-2, i-1           | judge i
 ///
 /// Checks too large for two of them to fit into memory (see fits_side_by_side()) do not overlap: the second process
 /// begins when the worker has finished, and a check is judged before the next one begins.
@@ -66,49 +71,76 @@ class Scheduler {
     double ms = 0;  ///< time it took to make them
   };
 
+  /// Processes that work on one check at a time.
+  struct Lane {
+    std::shared_ptr<Worker> worker;  ///< shared: a command of --exec is started once for the whole run
+    std::optional<SecondProcess> second;
+  };
+  /// A check from its begin to its end.
+  struct Running {
+    Lane* lane = nullptr;
+    Attempt attempt = {};
+    Clock::time_point start = {};
+    Clock::time_point until = {};  ///< when the launches in the lane's first process must have ended
+    bool is_refused = false;
+    RunChecks checks = {};  ///< of the launches in the lane
+    const Proofs::Entry* proof = nullptr;
+    bool has_proof_case = false;      ///< the launches for row axes are on another case
+    SecondProcess* second = nullptr;  ///< the lane's, if it runs the check again
+    bool is_side_by_side = false;     ///< the second process has begun, too
+  };
+
   void run_checks();
-  /// Makes worker_ and second_ those of the candidate and device of `check`.
+  /// Begins the next check that is to run; nullptr if there is none. `beside`: nullptr, or the check that runs now,
+  /// beside which only some may begin.
+  std::unique_ptr<Running> begin_next(const Running* beside = nullptr);
+  bool may_begin_beside(const Check& check, const Running& now) const;
+  /// Makes the lanes those of the candidate and device of `check`.
   void open_processes(const Check& check);
+  void start(Lane& lane) const;
   /// Whether a candidate of a GPU runs in the worker's process: a candidate that is shipped with this program, which
   /// has no reason to cheat, or one with ranks, which communicate through NCCL there.
   bool runs_in_worker(const ChosenCandidate& candidate, const std::vector<std::string>& plugins) const;
   /// Throws EnvironmentError if flags ask for more ranks than the device can hold. Cases of files and suites go on.
   void require_devices(const std::string& candidate, const DeviceInfo& device) const;
 
-  /// One check, from its record to its results; not judged.
-  Attempt attempt(size_t index);
+  /// Begins a check in a lane that is idle. Starts the lane's processes if it has none.
+  std::unique_ptr<Running> begin(const Check& check, Lane& lane);
+  /// The check's results; not judged.
+  Attempt finish(Running& running);
   /// Says in the record why the check can't run: no kernel, no memory, a rank that is gone. False when it can.
   bool is_refused(const Check& check, CaseRecord& record) const;
   void provide_inputs(Attempt& attempt);
-  /// Runs the check on the inputs of `attempt`.
-  void run_on_data(size_t index, Attempt& attempt);
+  /// Begins the launches on the inputs of the attempt.
+  void begin_on_data(Running& running);
+  void finish_on_data(Running& running);
   /// Runs the check once more with finite numbers in what the operator leaves out, where NaN there may be why it fails.
-  void run_with_finite(size_t index, Attempt& attempt);
-  /// Runs the case in both processes, and does the work for the neighbours of check `index` meanwhile.
-  void run_in_processes(size_t index, const RunChecks& checks, Attempt& attempt);
+  void run_with_finite(Running& running);
   /// Runs the launches for row axes on the case of `proof` in place of the check's own case.
-  void run_proof_case(const Proofs::Entry& proof, CaseRecord& record);
+  void run_proof_case(Running& running);
 
-  /// What this process does until the processes have finished check `index`, or there is nothing left but to wait for
-  /// them. `second` is nullptr where it does not run beside.
-  void work_meanwhile(size_t index, SecondProcess* second);
-  void judge_next();
-  void judge_all();
-  /// Whether more checks wait to be judged than may wait.
-  bool has_backlog() const;
-  /// Makes the inputs of the first check from `index` on, unless they are large or can't be made.
-  PreparedInputs prepare(size_t index) const;
+  /// What this process does while the lane works: begins the next check in the other lane, or makes its inputs.
+  void work_meanwhile(const Running& running);
+  /// Waits for the lane at most for the time that a check may take. Lets second processes go on meanwhile.
+  void wait_for(const Running& running);
+  /// Makes the inputs of the next check, unless they are large or can't be made.
+  PreparedInputs prepare() const;
 
   SchedulerInputs run_;
   SchedulerCalls calls_;
 
-  std::shared_ptr<Worker> worker_;  ///< shared: a command of --exec is started once for the whole run
-  std::optional<SecondProcess> second_;
-  std::string running_;   ///< candidate and device of worker_
-  std::string arch_key_;  ///< whose overlays apply on the device of worker_
+  WorkerConfig config_;  ///< of the processes of the lanes, but for an external command
+  std::array<Lane, 2> lanes_;
+  bool has_two_lanes_ = false;
+  std::string running_;   ///< candidate and device of the lanes
+  std::string arch_key_;  ///< whose overlays apply on the device of the lanes
 
-  std::deque<Attempt> ran_;  ///< and wait to be judged, in order
+  size_t next_index_ = 0;            ///< of the first check that has not had its turn
+  std::unique_ptr<Running> next_;    ///< the check after the present one, if it has begun
+  std::exception_ptr next_error_;    ///< why it could not begin
+  Clock::time_point last_end_ = {};  ///< of the check before the present one
   PreparedInputs prepared_;
+  JudgeThread judge_;
   std::string gone_;  ///< why a rank will not come to any further check; "" while all do
 };
 

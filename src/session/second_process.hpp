@@ -28,8 +28,8 @@ class SecondProcess {
              unsigned threads);
   /// Whether go_on() has something to begin and would not wait.
   bool may_go_on() const { return waiting_ && (!other_ || worker_->has_answered()); }
-  /// Whether finish() would not wait.
-  bool is_done() const { return !waiting_ && (!is_running_ || worker_->has_answered()); }
+  /// As Worker::awaited().
+  int awaited() const { return other_ || is_running_ ? worker_->awaited() : -1; }
   /// Waits for the other data, and begins to run the candidate on `inputs`.
   void go_on();
   /// Waits for what begin() and go_on() began, and goes on where go_on() was not called.

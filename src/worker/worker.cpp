@@ -301,7 +301,8 @@ uint64_t Worker::allowed_bytes(const Case& c) const {
   if (config_.device != "cpu" || has_gpu) return 0;  // a CUDA driver maps more than there is
   if (config_.memory_limit > 0) return config_.memory_limit;
   const uint64_t room = room_for_candidates(memory_need(c, /*on_cuda=*/false, 1).host);
-  return fits_side_by_side(c) ? room / 2 : room;
+  constexpr uint64_t kSideBySide = 4;  // processes of one candidate, at most
+  return fits_side_by_side(c) ? room / kSideBySide : room;
 }
 
 size_t Worker::index_of(const std::string& candidate, const Case& c) const {
@@ -406,6 +407,8 @@ bool Worker::has_answered() const {
   pollfd socket{process_->socket.get(), POLLIN, 0};
   return poll(&socket, 1, 0) > 0;
 }
+
+int Worker::awaited() const { return local_ || !pending_ || has_answered() ? -1 : process_->socket.get(); }
 
 RunResult Worker::finish() {
   const std::unique_ptr<Pending> run = std::move(pending_);

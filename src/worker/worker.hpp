@@ -82,6 +82,8 @@ class Worker {
              std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit);
   /// Whether the process has answered what begin() sent it, or has ended; false without a process of its own.
   bool has_answered() const;
+  /// A descriptor that can be read once has_answered(); -1 if nothing is awaited of the process.
+  int awaited() const;
   /// Waits for the run that begin() began. A crash or a time-out is a status of the result; the next run starts a fresh
   /// process.
   RunResult finish();

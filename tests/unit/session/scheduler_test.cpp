@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// The order of work of a run: what is asked and judged, what runs at once, and what an error leaves.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "session/session.hpp"
+#include "support/run_helper.hpp"
+
+namespace checkop::scheduler_test {
+namespace {
+
+using Names = std::vector<std::string>;
+
+/// Five small products on the CPU.
+RunOptions five_products() {
+  RunOptions options;
+  options.ops = {"matmul"};
+  options.candidates = {"honest"};
+  options.device = "cpu";
+  options.dims = {{"batch", "1"}, {"seq", "1,2,3,4,5"}, {"k_dim", "2"}, {"n_dim", "4"}};
+  options.plugins = {test_plugin("honest")};
+  return options;
+}
+
+/// Sizes of the product.
+std::string name_of(const Check& check) { return "seq=" + std::to_string(check.c.dims.at("seq")); }
+
+/// Child processes of this one.
+size_t children() {
+  size_t count = 0;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream list(thread.path() / "children");
+    for (std::string id; list >> id;) ++count;
+  }
+  return count;
+}
+
+TEST(Scheduler, AsksForEachCheckOnceAndJudgesInOrder) {
+  const RunOptions options = five_products();
+  const Session session(options, select_checks(options));
+  Names asked, judged;
+  session.run_all([&](Attempt& attempt) { judged.push_back(name_of(*attempt.check)); }, {},
+                  [&](const Check& check) {
+                    asked.push_back(name_of(check));
+                    return check.c.dims.at("seq") % 2 == 0;
+                  });
+  EXPECT_EQ(asked, (Names{"seq=1", "seq=2", "seq=3", "seq=4", "seq=5"}));
+  EXPECT_EQ(judged, (Names{"seq=2", "seq=4"}));
+}
+
+TEST(Scheduler, TwoChecksOfACandidateRunAtOnceOnTheCpu) {
+  for (const auto& [checks, processes] : std::vector<std::pair<std::string, size_t>>{{"1", 2}, {"1,2", 4}}) {
+    RunOptions options = five_products();
+    options.dims["seq"] = checks;
+    const Session session(options, select_checks(options));
+    const size_t before = children();
+    size_t most = 0;
+    session.run_all([&](Attempt& attempt) {
+      EXPECT_EQ(to_string(attempt.record.run.status), "ok") << attempt.record.run.message;
+      most = std::max(most, children() - before);
+    });
+    EXPECT_EQ(most, processes) << checks;
+  }
+}
+
+TEST(Scheduler, WhatRanBeforeAnErrorIsJudged) {
+  const RunOptions options = five_products();
+  const Session session(options, select_checks(options));
+  Names judged;
+  const auto run = [&] {
+    session.run_all([&](Attempt& attempt) { judged.push_back(name_of(*attempt.check)); }, {},
+                    [](const Check& check) {
+                      if (check.c.dims.at("seq") == 3) throw std::runtime_error("its turn");
+                      return true;
+                    });
+  };
+  EXPECT_THROW(run(), std::runtime_error);
+  EXPECT_EQ(judged, (Names{"seq=1", "seq=2"}));
+}
+
+TEST(Scheduler, AnErrorOfTheJudgeEndsTheRun) {
+  const RunOptions options = five_products();
+  const Session session(options, select_checks(options));
+  Names judged;
+  const auto run = [&] {
+    session.run_all([&](Attempt& attempt) {
+      judged.push_back(name_of(*attempt.check));
+      if (judged.size() == 2) throw std::runtime_error("no room for the report");
+    });
+  };
+  EXPECT_THROW(run(), std::runtime_error);
+  EXPECT_EQ(judged, (Names{"seq=1", "seq=2"}));
+}
+
+}  // namespace
+}  // namespace checkop::scheduler_test
