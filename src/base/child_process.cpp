@@ -41,6 +41,8 @@ std::mutex forks;
 NoForks::NoForks() : lock_(forks) {}
 
 ChildProcess::ChildProcess(const std::function<int()>& body, Group group, Body kind) : group_(group) {
+  std::optional<NoForks> alone;
+  if (kind == Body::any) alone.emplace();
   // A child that calls exit() would print again what is still in these buffers.
   std::cout.flush();
   fflush(stdout);
@@ -48,8 +50,6 @@ ChildProcess::ChildProcess(const std::function<int()>& body, Group group, Body k
   const pid_t parent = getpid();
   // wait() can only wait for what a child started where this process inherits it.
   if (group_ == Group::own) prctl(PR_SET_CHILD_SUBREAPER, 1);
-  std::optional<NoForks> alone;
-  if (kind == Body::any) alone.emplace();
   pid_ = kind == Body::becomes_program ? _Fork() : fork();
   alone.reset();
   if (pid_ < 0) throw EnvironmentError(fmt::format("fork: {}", std::strerror(errno)));

@@ -2,6 +2,7 @@
 // A queue and a thread that serves it.
 #include "session/judge_thread.hpp"
 
+#include <system_error>
 #include <utility>
 
 #include "base/child_process.hpp"
@@ -18,10 +19,16 @@ JudgeThread::~JudgeThread() {
 }
 
 void JudgeThread::add(Attempt attempt) {
+  if (!thread_.joinable()) {
+    try {
+      thread_ = std::thread([this] { serve(); });
+    } catch (const std::system_error&) {  // there can be no further thread
+      return judge_(attempt);
+    }
+  }
   const std::lock_guard lock(mutex_);
   bytes_ += tensor_bytes(attempt.record.c);
   waiting_.push_back(std::move(attempt));
-  if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
   changed_.notify_all();
 }
 

@@ -15,7 +15,8 @@
 
 namespace checkop {
 
-/// Judges checks in order, on a thread of its own. No process is forked while it judges (NoForks).
+/// Judges checks in order, on a thread of its own. No child that runs code of this program is forked while it judges
+/// (NoForks).
 class JudgeThread {
  public:
   explicit JudgeThread(std::function<void(Attempt&)> judge) : judge_(std::move(judge)) {}
@@ -24,7 +25,7 @@ class JudgeThread {
   /// Waits for the check at work; the others are not judged.
   ~JudgeThread();
 
-  /// Returns at once. The thread starts with the first check.
+  /// Returns at once. The thread starts with the first check; where there can be no thread, the caller judges.
   void add(Attempt attempt);
   /// Waits while more than `most` checks, or two or more with more than `most_bytes` of tensors in all, are not judged
   /// yet. Throws what the judge threw, once: the checks behind are not judged then.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks run one after the other; what needs no candidate is done while the candidate works.
+// Begins checks in lanes of processes, waits for their ends, and hands them to the thread that judges.
 #include "session/scheduler.hpp"
 
 #include <fmt/format.h>
@@ -43,6 +43,9 @@ void append_contexts(RunResult other, const Case& c, RunResult& run) {
   }
 }
 
+/// Tensors of small checks: two may run at once, and several wait to be judged.
+constexpr int64_t kMostBytesAtOnce = int64_t{16} << 20;
+
 /// Names the processes that work on the check.
 std::string worked_on_by(const Check& check) { return check.candidate.name + "@" + check.candidate.device; }
 
@@ -77,8 +80,7 @@ void Scheduler::run_checks() {
     // candidate runs in this one, and nothing beside it.
     const bool is_alone = !fits_side_by_side(done.record.c) || !gone_.empty() || !Isolation::is_on();
     judge_.add(std::move(done));
-    constexpr int64_t kMostBytes = int64_t{16} << 20;
-    judge_.wait(is_alone ? 0 : run_.ranks ? 1 : 8, kMostBytes);
+    judge_.wait(is_alone ? 0 : run_.ranks ? 1 : 8, kMostBytesAtOnce);
     if (next_error_) std::rethrow_exception(std::exchange(next_error_, nullptr));
   }
   judge_.wait(0);
@@ -93,14 +95,22 @@ std::unique_ptr<Scheduler::Running> Scheduler::begin_next(const Running* beside)
     if (calls_.begins && !calls_.begins(check)) continue;
     ++next_index_;
     open_processes(check);
+    if (!fits_side_by_side(check.c)) judge_.wait(0);
     return begin(check, beside != nullptr && beside->lane == &lanes_[0] ? lanes_[1] : lanes_[0]);
   }
   return nullptr;
 }
 
-bool Scheduler::may_begin_beside(const Check& check, const Running& now) const {
-  return has_two_lanes_ && gone_.empty() && worked_on_by(check) == running_ && fits_side_by_side(check.c) &&
-         fits_side_by_side(now.attempt.record.c);
+bool Scheduler::may_begin_beside(const Check& check, const Running& now) {
+  const bool are_small =
+      tensor_bytes(check.c) <= kMostBytesAtOnce && tensor_bytes(now.attempt.record.c) <= kMostBytesAtOnce;
+  if (!has_two_lanes_ || !are_small || worked_on_by(check) != running_) return false;
+  try {
+    if (!lanes_[1].worker) start(lanes_[1]);
+  } catch (const std::exception&) {  // one lane does, too
+    has_two_lanes_ = false;
+  }
+  return has_two_lanes_;
 }
 
 void Scheduler::open_processes(const Check& check) {
@@ -122,6 +132,7 @@ void Scheduler::open_processes(const Check& check) {
     config_.ranks = run_.ranks;
     config_.in_worker = check.candidate.device != "cpu" && runs_in_worker(check.candidate, config_.plugins);
     has_two_lanes_ = Isolation::is_on() && check.candidate.device == "cpu" && !run_.ranks;
+    if (has_two_lanes_) config_.side_by_side = 4;
     start(lanes_[0]);
   }
   running_ = wanted;
@@ -154,7 +165,6 @@ void Scheduler::require_devices(const std::string& candidate, const DeviceInfo& 
 }
 
 std::unique_ptr<Scheduler::Running> Scheduler::begin(const Check& check, Lane& lane) {
-  if (!lane.worker) start(lane);
   auto running = std::make_unique<Running>();
   running->lane = &lane;
   running->start = Clock::now();
@@ -236,9 +246,12 @@ void Scheduler::finish_on_data(Running& running) {
 void Scheduler::run_with_finite(Running& running) {
   Attempt& attempt = running.attempt;
   CaseRecord& record = attempt.record;
-  if (!may_fail_by_left_out(record, attempt.outputs, run_.threads) || !run_.options.wants("accuracy") ||
-      !has_room_for_other_data(record.c, record.device, run_.threads, run_.options.memory_limit))
-    return;
+  if (!may_fail_by_left_out(record, attempt.outputs, run_.threads) || !run_.options.wants("accuracy")) return;
+  const auto has_room = [&] {
+    return has_room_for_other_data(record.c, record.device, run_.threads, run_.options.memory_limit);
+  };
+  if (!has_room()) judge_.wait(0);  // the judge takes memory, too
+  if (!has_room()) return;
   DataRun finite;
   finite.inputs = run_.own_inputs.make(record.c, run_.threads, LeftOut::finite);
   finite.data_hash = tensor_digest(finite.inputs, run_.threads);
@@ -256,7 +269,7 @@ void Scheduler::run_with_finite(Running& running) {
   attempt.exchange_data();
 }
 
-bool Scheduler::is_refused(const Check& check, CaseRecord& record) const {
+bool Scheduler::is_refused(const Check& check, CaseRecord& record) {
   if (!check.candidate.has_kernel) {
     record.run.status = RunStatus::unsupported;
     record.run.message = check.candidate.no_kernel;
@@ -267,7 +280,10 @@ bool Scheduler::is_refused(const Check& check, CaseRecord& record) const {
     record.run.message = record.run.rank_gone = gone_;
     return true;
   }
-  record.run.message = why_no_room(check.c, record.device, run_.threads, run_.options.memory_limit);
+  const auto why = [&] { return why_no_room(check.c, record.device, run_.threads, run_.options.memory_limit); };
+  if (why().empty()) return false;
+  judge_.wait(0);  // the judge takes memory, too
+  record.run.message = why();
   if (record.run.message.empty()) return false;
   record.run.status = RunStatus::skipped;
   return true;

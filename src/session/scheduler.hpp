@@ -45,16 +45,16 @@ struct SchedulerCalls {
 };
 
 /// Runs the checks of a selection in order. The candidate runs in a worker process, and once more in a second process
-/// whose bits must be the same: both are a lane. On the CPU there are two lanes, and check i+1 begins in one before
-/// check i has finished in the other; elsewhere the next check only gets its inputs meanwhile. A thread judges what has
-/// run, in order, and some small checks may wait for it:
+/// whose bits must be the same: both are a lane. On the CPU there are two lanes, and small check i+1 begins in one
+/// before check i has finished in the other; otherwise the next check only gets its inputs meanwhile. A thread judges
+/// what has run, in order, and some small checks may wait for it:
 ///
 ///     lane of i       | begin i ............. finish i | begin i+2
 ///     other lane      |   begin i+1 ............................... finish i+1
 ///     judging thread  |       judge i-2, i-1           | judge i
 ///
 /// Checks too large for two of them to fit into memory (see fits_side_by_side()) do not overlap: the second process
-/// begins when the worker has finished, and a check is judged before the next one begins.
+/// begins when the worker has finished, and all checks before are judged before such a one begins.
 class Scheduler {
  public:
   Scheduler(const SchedulerInputs& run, SchedulerCalls calls);
@@ -94,7 +94,8 @@ class Scheduler {
   /// Begins the next check that is to run; nullptr if there is none. `beside`: nullptr, or the check that runs now,
   /// beside which only some may begin.
   std::unique_ptr<Running> begin_next(const Running* beside = nullptr);
-  bool may_begin_beside(const Check& check, const Running& now) const;
+  /// Starts the second lane if it is needed; without one, there is only the first.
+  bool may_begin_beside(const Check& check, const Running& now);
   /// Makes the lanes those of the candidate and device of `check`.
   void open_processes(const Check& check);
   void start(Lane& lane) const;
@@ -104,12 +105,12 @@ class Scheduler {
   /// Throws EnvironmentError if flags ask for more ranks than the device can hold. Cases of files and suites go on.
   void require_devices(const std::string& candidate, const DeviceInfo& device) const;
 
-  /// Begins a check in a lane that is idle. Starts the lane's processes if it has none.
+  /// Begins a check in a lane that is idle.
   std::unique_ptr<Running> begin(const Check& check, Lane& lane);
   /// The check's results; not judged.
   Attempt finish(Running& running);
   /// Says in the record why the check can't run: no kernel, no memory, a rank that is gone. False when it can.
-  bool is_refused(const Check& check, CaseRecord& record) const;
+  bool is_refused(const Check& check, CaseRecord& record);
   void provide_inputs(Attempt& attempt);
   /// Begins the launches on the inputs of the attempt.
   void begin_on_data(Running& running);

@@ -301,8 +301,7 @@ uint64_t Worker::allowed_bytes(const Case& c) const {
   if (config_.device != "cpu" || has_gpu) return 0;  // a CUDA driver maps more than there is
   if (config_.memory_limit > 0) return config_.memory_limit;
   const uint64_t room = room_for_candidates(memory_need(c, /*on_cuda=*/false, 1).host);
-  constexpr uint64_t kSideBySide = 4;  // processes of one candidate, at most
-  return fits_side_by_side(c) ? room / kSideBySide : room;
+  return fits_side_by_side(c) ? room / config_.side_by_side : room;
 }
 
 size_t Worker::index_of(const std::string& candidate, const Case& c) const {
@@ -405,7 +404,7 @@ bool Worker::has_answered() const {
   if (local_ || !pending_) return false;
   if (pending_->failure || !process_) return true;
   pollfd socket{process_->socket.get(), POLLIN, 0};
-  return poll(&socket, 1, 0) > 0;
+  return poll(&socket, 1, 0) > 0 || !process_->child.is_alive();  // a child of it may keep the socket open
 }
 
 int Worker::awaited() const { return local_ || !pending_ || has_answered() ? -1 : process_->socket.get(); }

@@ -37,6 +37,7 @@ struct WorkerConfig {
   bool times = false;         ///< candidates are timed: each plugin has a process of its own
   std::string folder = {};    ///< that plugins may write to; the worker makes it
   uint64_t memory_limit = 0;  ///< that a candidate on the CPU may use; 0: what the machine has free
+  uint64_t side_by_side = 2;  ///< processes of one candidate that may work at once on small cases, and share that
 };
 
 /// What a worker says of itself once it is up.

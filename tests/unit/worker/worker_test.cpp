@@ -194,6 +194,21 @@ TEST(Worker, CrashIsSeenAlthoughAGrandchildHoldsTheSocket) {
   EXPECT_LT(Clock::now() - start, 10s);
 }
 
+TEST(Worker, HasAnsweredOnceItHasEndedAlthoughAGrandchildHoldsTheSocket) {
+  WorkerConfig config{{test_plugin("crashes")}, "cpu"};
+  config.in_worker = true;
+  Worker worker(config);
+  const Case c = matmul_case();
+  const auto inputs = counting_inputs(c);
+  auto outputs = make_outputs(c);
+  worker.begin("leaves_child_and_dies", c, inputs, outputs, {}, 60s);
+  for (const auto until = Clock::now() + 10s; !worker.has_answered() && Clock::now() < until;)
+    std::this_thread::sleep_for(10ms);
+  EXPECT_TRUE(worker.has_answered());
+  EXPECT_EQ(worker.awaited(), -1);
+  EXPECT_EQ(worker.finish().message, "killed by signal 11 (Segmentation fault)");
+}
+
 TEST(Worker, CrashAfterTheAnswerIsReportedWithTheNextRun) {
   Worker worker = make_worker("crashes");
   EXPECT_EQ(run(worker, "crashes_later").status, RunStatus::ok);
