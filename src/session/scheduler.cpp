@@ -105,8 +105,14 @@ bool Scheduler::may_begin_beside(const Check& check, const Running& now) {
   const bool are_small =
       tensor_bytes(check.c) <= kMostBytesAtOnce && tensor_bytes(now.attempt.record.c) <= kMostBytesAtOnce;
   if (!has_two_lanes_ || !are_small || worked_on_by(check) != running_) return false;
+  if (lanes_[1].worker) return true;
+  // To start processes takes as long as the second lane saves in this many checks.
+  constexpr size_t kFewChecks = 16;
+  const std::vector<Check>& checks = run_.selection.checks;
+  const size_t last = next_index_ + kFewChecks - 1;
+  if (last >= checks.size() || worked_on_by(checks[last]) != running_) return false;
   try {
-    if (!lanes_[1].worker) start(lanes_[1]);
+    start(lanes_[1]);
   } catch (const std::exception&) {  // one lane does, too
     has_two_lanes_ = false;
   }

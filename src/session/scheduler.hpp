@@ -45,9 +45,9 @@ struct SchedulerCalls {
 };
 
 /// Runs the checks of a selection in order. The candidate runs in a worker process, and once more in a second process
-/// whose bits must be the same: both are a lane. On the CPU there are two lanes, and small check i+1 begins in one
-/// before check i has finished in the other; otherwise the next check only gets its inputs meanwhile. A thread judges
-/// what has run, in order, and some small checks may wait for it:
+/// whose bits must be the same: both are a lane. On the CPU a candidate with many checks has two lanes, and small check
+/// i+1 begins in one before check i has finished in the other; otherwise the next check only gets its inputs meanwhile.
+/// A thread judges what has run, in order, and some small checks may wait for it:
 ///
 ///     lane of i       | begin i ............. finish i | begin i+2
 ///     other lane      |   begin i+1 ............................... finish i+1
@@ -94,7 +94,7 @@ class Scheduler {
   /// Begins the next check that is to run; nullptr if there is none. `beside`: nullptr, or the check that runs now,
   /// beside which only some may begin.
   std::unique_ptr<Running> begin_next(const Running* beside = nullptr);
-  /// Starts the second lane if it is needed; without one, there is only the first.
+  /// Starts the second lane unless few checks of the candidate are left; where it can't start, there is only the first.
   bool may_begin_beside(const Check& check, const Running& now);
   /// Makes the lanes those of the candidate and device of `check`.
   void open_processes(const Check& check);
