@@ -48,7 +48,7 @@ void JudgeThread::serve() {
     if (ends_) return;
     Attempt& attempt = waiting_.front();
     lock.unlock();
-    const int64_t bytes = tensor_bytes(attempt.record.c);
+    const int64_t bytes = tensor_bytes(attempt.record.c);  // judge_ may move the record away
     std::exception_ptr error;
     try {
       const NoForks none;
