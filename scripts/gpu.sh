@@ -249,9 +249,14 @@ run_sanitize() {
       [[ $group-$check =~ ${SANITIZE:-} ]] || continue
       read -r candidates ops <<<"${groups[$group]}"
       filter='*'
-      # Not 65537 batches of one query, nor as many sequences of 70000: racecheck takes minutes for each. Their cases are
-      # those whose first size begins with 6 or 7.
-      [[ $check != racecheck || $group != *attention* ]] || filter='*[26]-[!67]*'
+      # racecheck takes minutes for 65537 or 70000 small batches, experts or rows, which are the first size of a case's name or
+      # the second one.
+      case $check-$group in
+        racecheck-*attention*) filter='*[26]-[!67]*' ;;
+        racecheck-grouped_gemm*) filter='*[26]-?[!5]*' ;;
+        racecheck-linear_*-sm90) ;;
+        racecheck-linear_*) filter='*[26]-?x[!6]*' ;;
+      esac
       cases=(--suite smoke --filter "$filter")
       # In fp32 this candidate is the portable kernel, which has a group of its own.
       dtypes=fp32,bf16

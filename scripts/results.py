@@ -406,6 +406,13 @@ def merged(summary, folder):
                 # A peer's process offers more than one operator: what it lacks has no row, nor an older time of it.
                 kept[key] = [row for row in new if not (row.get("is_peer") and row["status"] == "unsupported")]
         result[section] = [row for key in sorted(kept) for row in kept[key]]
+    # The name of a run says which candidates were timed beside each other.
+    beside = {}
+    for row in result.get("bench", []):
+        beside.setdefault(row.get("run"), set()).add(row["candidate"])
+    for row in result.get("bench", []):
+        if len(beside[row.get("run")]) == 1:
+            row.pop("run", None)
     return result
 
 
