@@ -159,12 +159,42 @@ def listed(value: Any) -> List[Any]:
 
 
 def attributes_of(op: str) -> List[str]:
-    return re.findall(r"^  attribute (\w+) ", ask(["show", op]), flags=re.M)
+    return re.findall(r"^  attribute (\w+) ", shown(op), flags=re.M)
+
+
+@functools.lru_cache(maxsize=None)
+def shown(op: str) -> str:
+    return ask(["show", op])
 
 
 def parameters_of(op: str) -> List[str]:
     """What functions of an operator get, forward and backward."""
-    return list(dict.fromkeys(re.findall(r"^ +(?:attribute|input) +(\w+) ", ask(["show", op]), flags=re.M)))
+    return list(dict.fromkeys(re.findall(r"^ +(?:attribute|input) +(\w+) ", shown(op), flags=re.M)))
+
+
+def required_inputs(op: str, direction: str) -> List[str]:
+    """Those that every case of a pass has."""
+    after = re.split(r"^  \b", shown(op).partition(f"\n  {direction}\n")[2], maxsplit=1, flags=re.M)[0]
+    return [line.split()[1] for line in after.splitlines() if line.startswith("    input ") and "optional" not in line.split()]
+
+
+def require_parameters(functions: Mapping[str, Any], op: str, own: Optional[OwnData]) -> None:
+    """Throws InputError for a function that lacks a parameter which every case needs: it would decline all of them."""
+    for key, function in functions.items():
+        direction = key.partition("/")[2] or "forward"
+        try:
+            required = list(own.inputs) if own and own.gold else required_inputs(op, direction)
+            given = required if own and own.gold else parameters_of(op)
+        except InputError:
+            return  # there is no such operator, which the run says
+        parameters = serving.parameters_of(function)
+        if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            continue
+        for name in required:
+            if name not in parameters:
+                takes, hint = serving.takes_no(function, name, given)
+                raise InputError(f"{'fn' if direction == 'forward' else direction}: {takes}; "
+                                 f"{hint or 'add that parameter, or say with adapt which one it is'}")
 
 
 def name_in_reports(text: str) -> str:
@@ -220,15 +250,16 @@ def asked_about(fn: Callable[..., Any], question: Question, backward: Union[bool
     if isolate == "spawn" and unreachable:
         raise InputError(f"isolate: {unreachable}; put the function in a module, or use isolate='here'")
     name = name or candidate_name(fn)
+    try:
+        functions = serving.functions_for(question.op, fn, backward, dict(adapt or {}))
+    except serving.BadCandidate as error:
+        raise InputError(str(error)) from None
+    require_parameters(functions, question.op, own)
     flags = question.flags() + [f"--candidate={name}", f"--exec-name={name}"] + ([f"--filter={only}"] if only else [])
     if (isolate or ("here" if unreachable else "spawn")) == "spawn":
         spell = spawn_command(question.op, places[0][0], True if backward is True else
                               places[1][0] if backward else False, dict(adapt or {}))
         return run_judge(flags + ["--exec=" + shlex.join(spell)], own=own)
-    try:
-        functions = serving.functions_for(question.op, fn, backward, dict(adapt or {}))
-    except serving.BadCandidate as error:
-        raise InputError(str(error)) from None
     repeatable = "the function lives in this process alone: put it in a module, and COMMAND can start it"
     return run_judge(flags, functions, differentiate=backward is True, advice=repeatable, own=own)
 

@@ -13,7 +13,8 @@ one file is all that is needed, and may be copied:
 
 A function gets an operator's inputs (tensors of the framework) and attributes (numbers) by the names that
 `check_operator show OP` prints. Attributes missing in its signature are not passed. If its signature lacks a tensor of the
-case, such as an optional one, or an attribute that has another value than its default, the case is unsupported. It returns the
+case, such as an optional one, or an attribute that has another value than its default, the case is unsupported. A parameter
+without a default that nothing is passed for is a failure. It returns the
 output, a tuple or list of the outputs in order, or a dict by name. Each output is a contiguous tensor of its own, with the shape
 and dtype that the operator declares (`show` says fp32 if that is not the case's dtype). If it returns the required outputs alone
 where the case asks for an optional one, too, or None for that, the case is unsupported. A dict may hold optional outputs that
@@ -683,17 +684,26 @@ def parameters_of(function):
         return None
 
 
+def takes_no(function, name, given):
+    """What is said of a function that has no parameter of that name, and what to do about it: "" unless it needs one of
+    another name than those of `given`."""
+    parameters = parameters_of(function)
+    known = ", ".join("*" * (each.kind is each.VAR_POSITIONAL) + each.name for each in parameters.values())
+    spare = next((other for other in parameters if other not in given and needs(function, other) and other != "out"
+                  and parameters[other].kind is not inspect.Parameter.VAR_POSITIONAL), "")
+    hint = f"adapt={{'{name}': '{spare}'}} passes it as '{spare}'" if spare else ""
+    return f"takes no '{name}'; it takes {known or 'no arguments'}", hint
+
+
 def call(function, tensors, attrs):
     parameters = parameters_of(function)
     if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return function(**tensors, **attrs)
     for name in tensors:
         if name not in parameters:
-            known = ", ".join("*" * (each.kind is each.VAR_POSITIONAL) + each.name for each in parameters.values())
-            spare = next((other for other in parameters if other not in {**tensors, **attrs} and needs(function, other)
-                          and parameters[other].kind is not inspect.Parameter.VAR_POSITIONAL), "")
-            hint = f"; adapt={{'{name}': '{spare}'}} passes it as '{spare}'" if spare else ""
-            raise Unsupported(f"the function takes no '{name}'; it takes {known or 'no arguments'}{hint}")
+            takes, hint = takes_no(function, name, {**tensors, **attrs})
+            # A parameter that nothing is passed for is a mistake; without one, the function knows no such input.
+            raise BadResult(f"the function {takes}; {hint}") if hint else Unsupported(f"the function {takes}")
     for name, each in parameters.items():
         if each.default is each.empty and each.kind is not each.VAR_POSITIONAL and name not in tensors and name not in attrs:
             raise BadResult(f"the function needs '{name}', which is neither an input nor an attribute of this pass; give it a "

@@ -106,8 +106,23 @@ class Check(unittest.TestCase):
             self.assertTrue(ask(kernels.with_other_names, adapt=names, isolate=isolate))
             with self.assertRaisesRegex(co.InputError, "adapt: 'x' should be passed as 'b', and the function takes only a, "):
                 ask(kernels.with_other_names, adapt={**names, "x": "b"}, isolate=isolate)
-        report = ask(kernels.with_other_names)
-        self.assertRegex(report.checks[0].reason, r"the function takes no '(\w+)'; it takes .*; adapt={'\1': '\w+'} passes it as")
+
+    def test_a_function_without_an_input_of_every_case_is_refused(self):
+        add = "add that parameter, or say with adapt which one it is"
+        for sentence, fn, more in (
+                ("fn: takes no 'x'; it takes a, gamma, epsilon; adapt={'x': 'a'} passes it as 'a'", kernels.with_other_names, {}),
+                ("fn: takes no 'weight'; it takes x, gamma, epsilon; adapt={'weight': 'gamma'} passes it as 'gamma'",
+                 kernels.with_other_names, dict(adapt={"x": "a"})),
+                ("fn: takes no 'weight'; it takes x, gamma, eps; " + add, lambda x, gamma=None, eps=0: x, {}),
+                ("fn: takes no 'x'; it takes *tensors; " + add, kernels.any_positions, {}),
+                ("fn: takes no 'x'; it takes no arguments; " + add, kernels.interrupt, {}),
+                ("backward: takes no 'grad_y'; it takes x, weight, grad, eps; adapt={'grad_y': 'grad'} passes it as 'grad'",
+                 kernels.right, dict(backward=lambda x, weight, grad, eps: x)),
+                ("fn: takes no 'b'; it takes a; adapt={'b': 'a'} passes it as 'a'", kernels.doubles,
+                 dict(op="mine", dims=None, cls="exact", inputs={"b": np.ones(3)}, gold=np.ones(3)))):
+            with self.assertRaises(co.InputError) as caught:
+                ask(fn, **more)
+            self.assertEqual(str(caught.exception), sentence)
 
     def test_a_refusal_is_unsupported_and_false(self):
         report = ask(kernels.only_small, dims=dict(batch=1, seq=2, hidden=65))
@@ -384,9 +399,6 @@ class BadResults(unittest.TestCase):
             report = ask(fn)
             self.assertTrue(report, report)
         self.assertTrue(ask(kernels.by_position_with_other_names, adapt={"weight": "gamma"}))
-        for sentence, fn in {"the function takes no 'x'; it takes *tensors": kernels.any_positions,
-                             "the function takes no 'x'; it takes no arguments": kernels.interrupt}.items():
-            self.assertEqual(ask(fn).checks[0].reason, sentence)
 
     def test_a_crash_is_an_error_with_its_signal(self):
         report = ask(kernels.crashes_for_64, dims=TWO)
@@ -778,7 +790,8 @@ def test_unhashable(candidate):
 
     def test_a_test_that_checks_nothing_fails(self):
         bodies = dict(x="pass", y="candidate.check(None)", v="candidate.check(len, backward=len)",
-                      w="candidate.check(len, backward=True)", z="pytest.skip('not here')")  # the last one is not blamed
+                      w="candidate.check(len, backward=True)", u="candidate.check(len, backward='auto')",
+                      z="pytest.skip('not here')")  # the last one is not blamed
         code, text = self.pytest(tests="import pytest\n" + "".join(
             f"@pytest.mark.check_operator(op='silu', dims=dict(hidden=8))\ndef test_{name}(candidate): {body}\n"
             for name, body in bodies.items()))
@@ -786,9 +799,81 @@ def test_unhashable(candidate):
         self.assertIn("check_operator: the test checked nothing; call candidate.check(function)", text)
         self.assertIn("check_operator: fn: expected a function, got NoneType", text)
         self.assertNotIn("During handling", text)
-        self.assertIn("check_operator: backward: has no effect, since the marker asks for no backward pass; add", text)
-        self.assertIn("check_operator: backward: expected a function that computes the gradients, got True", text)
-        self.assertRegex(text, "4 failed, 1 skipped")
+        self.assertEqual(text.count("check_operator: backward: has no effect, since the marker asks for no backward pass; put "
+                                    "backward=True into pytest.mark.check_operator, too\n"), 2, text)
+        self.assertIn("check_operator: backward: expected True or a function that computes the gradients, got 'auto'", text)
+        self.assertRegex(text, "5 failed, 1 skipped")
+
+    def test_a_marked_test_without_the_fixture_fails(self):
+        code, text = self.pytest(tests="""
+import pytest, unittest
+silu = pytest.mark.check_operator(op="silu", dims=dict(hidden=8))
+
+@silu
+def test_alone(): pass
+
+@silu
+@pytest.mark.parametrize("candidate", [3])
+def test_own(candidate): pass
+
+@silu
+class TestMarked:
+    def test_method(self): pass
+    def test_fails_before(self): assert 2 == 3
+    def test_skips(self): pytest.skip("not here")
+
+class TestCase(unittest.TestCase):
+    @silu
+    def test_case(self): pass
+
+@pytest.fixture
+def other(candidate): return candidate
+
+@silu
+def test_indirect(other): other.check(lambda **given: given["x"], isolate="here")
+
+def test_plain(): pass
+""")
+        self.assertEqual(code, 1, text)
+        for name in ("test_alone", "test_own[3]", "TestMarked.test_method", "TestCase.test_case"):
+            self.assertRegex(text, f"_ {re.escape(name)} _+\ncheck_operator: the test has pytest.mark.check_operator and not the "
+                                   "plugin's fixture 'candidate', so that it checked nothing; add the parameter candidate and call "
+                                   r"candidate.check\(function\), or take the marker away\n")
+        self.assertIn("FAILED test_it.py::TestMarked::test_fails_before - assert 2 == 3", text)
+        self.assertIn("the candidate failed: output 'y' shares memory with input 'x'", text)
+        self.assertRegex(text, "6 failed, 1 passed, 1 skipped")
+
+    def test_a_parameter_of_another_name_fails_and_a_refusal_is_skipped(self):
+        code, text = self.pytest(tests="""
+import numpy, pytest
+import check_operator
+silu = pytest.mark.check_operator(op="silu", dims=dict(hidden=8))
+
+def right(x): return x / (1 + numpy.exp(-x))
+def other(inp): return right(inp)
+def no_default(inp=None): return right(inp)
+def declines(x): raise NotImplementedError("not today")
+def refuses(x): raise check_operator.Unsupported("not here")
+
+@pytest.mark.parametrize("isolate", ["spawn", "here"])
+@pytest.mark.parametrize("function", [right, other, no_default, declines, refuses])
+@silu
+def test_it(candidate, function, isolate):
+    candidate.check(function, isolate=isolate)
+""")
+        self.assertEqual(code, 1, text)
+        self.assertEqual(text.count("check_operator: fn: takes no 'x'; it takes inp; adapt={'x': 'inp'} passes it as 'inp'\n"), 2, text)
+        self.assertEqual(text.count("check_operator: fn: takes no 'x'; it takes inp; add that parameter, or say with adapt which one "
+                                    "it is\n"), 2, text)
+        for word in ("not today", "not here"):
+            self.assertRegex(text, rf"SKIPPED \[2\] .*{word}")
+        self.assertRegex(text, "4 failed, 2 passed, 4 skipped")
+
+    def test_true_asks_for_automatic_gradients_as_the_marker_does(self):
+        code, text = self.pytest("-k", "gradients", tests=TESTS.replace("backward=kernels.gradients", "backward=True"))
+        self.assertEqual(self.outcomes(text), {IDS[5]: "PASSED", IDS[6]: "FAILED"}, text)
+        self.assertIn("check_operator: backward: NumPy has no automatic gradients; give the function that computes them, or none",
+                      text)
 
     def test_a_fixture_of_ones_own_stays(self):
         code, text = self.pytest(tests="import pytest\n@pytest.fixture\ndef candidate(): return 3\n"
