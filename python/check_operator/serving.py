@@ -807,9 +807,11 @@ def reading(name):
         raise BadResult(f"output '{name}' can't be read: {described(error)}") from error
 
 
-def require_own_tensors(framework, outputs, inputs):
-    """The outputs as tensors of the framework. Throws BadResult for one that can't be judged as the function's own work:
-    with strides, in the memory of an input or of another output, or where `framework.trouble` says why."""
+def require_own_tensors(framework, outputs, inputs, wants):
+    """The outputs as tensors of the framework. Throws BadResult for one that can't be judged as the function's own work: of
+    another dtype or shape than the one in `wants`, with strides, in the memory of an input or of another output, or where
+    `framework.trouble` says why."""
+    forms = {want["name"]: want for want in wants}
     taken = [(f"input '{name}'", framework.span(tensor)) for name, tensor in inputs.items()]
     owned = {}
     for name, value in outputs.items():
@@ -817,6 +819,7 @@ def require_own_tensors(framework, outputs, inputs):
             tensor = owned[name] = framework.own(name, value)
             if why := framework.trouble(tensor):
                 raise BadResult(f"output '{name}' {why}")
+            require_form(forms[name], framework.dtype_of(tensor, forms[name]), tensor.shape)
             if not framework.is_contiguous(tensor):
                 raise BadResult(f"output '{name}' is not contiguous; return a contiguous copy")
             begin, end = framework.span(tensor)
@@ -825,13 +828,6 @@ def require_own_tensors(framework, outputs, inputs):
                 raise BadResult(f"output '{name}' shares memory with {other}; return a tensor of its own")
         taken.append((f"output '{name}'", (begin, end)))
     return owned
-
-
-def require_forms(framework, outputs, wants):
-    """Throws BadResult unless those of the wanted outputs that are there have the wanted dtypes and shapes."""
-    for want in wants:
-        if (tensor := outputs.get(want["name"])) is not None:
-            require_form(want, framework.dtype_of(tensor, want), tensor.shape)
 
 
 def number(value):
@@ -941,10 +937,8 @@ def run(request, functions, framework, arenas):
             os._exit(0)  # a function that forked comes back twice, and only this process may answer
     framework.finish()
     if function is not None and not takes_out(function, {**tensors.inputs, **attrs}):
-        outputs = require_own_tensors(framework, chosen(outputs, names, optional), tensors.inputs)
-        if len(outputs) < len(names):
-            require_forms(framework, outputs, tensors.wants)
-            require_all(outputs, names)
+        outputs = require_own_tensors(framework, chosen(outputs, names, optional), tensors.inputs, tensors.wants)
+        require_all(outputs, names)
     return tensors.finish(outputs)
 
 

@@ -355,6 +355,7 @@ class BadResults(unittest.TestCase):
         kernels.returns_an_empty_dict: "the function returned no 'y', only an empty dict",
         kernels.returns_its_input: "output 'y' shares memory with input 'x'; return a tensor of its own",
         kernels.returns_strides: "output 'y' is not contiguous; return a contiguous copy",
+        kernels.returns_less: "its output 'y' is fp32 [1, 2, 31], expected fp32 [1, 2, 32]",
         kernels.returns_fp64: "its output 'y' is fp64 [1, 2, 32], expected fp32 [1, 2, 32]",
         kernels.returns_flat: "its output 'y' is fp32 [64], expected fp32 [1, 2, 32]",
         kernels.returns_complex: "output 'y' has dtype complex64, which no operator has",
