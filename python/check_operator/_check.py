@@ -185,6 +185,8 @@ def require_parameters(functions: Mapping[str, Any], op: str, own: Optional[OwnD
         try:
             required = list(own.inputs) if own and own.gold else required_inputs(op, direction)
             given = required if own and own.gold else parameters_of(op)
+            if own:
+                required = [name for name in required if name in own.inputs]  # the run says which ones those lack
         except InputError:
             return  # there is no such operator, which the run says
         parameters = serving.parameters_of(function)

@@ -151,7 +151,7 @@ class Own(unittest.TestCase):
             "magnitude: 'y': holds -1 at index 0, which is no limit": dict(magnitude=np.full_like(self.a, -1, np.float64)),
         }.items():
             with self.assertRaises(co.InputError, msg=text) as caught:
-                co.check(lambda a: 2 * a, **{**self.question, **more})
+                co.check(lambda **given: 2 * given["a"], **{**self.question, **more})
             self.assertIn(text, str(caught.exception))
 
 
