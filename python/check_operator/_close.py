@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Union
 
 from ._check import Path, in_arguments
 from ._names import Class, Policy
-from ._own import NEEDS_MAGNITUDE, NEEDS_REFERENCE, magnitude_is_missing
+from ._own import NEEDS_MAGNITUDE, NEEDS_REFERENCE, beside_gold, held, magnitude_is_missing
 from ._program import contract_path, error_of, is_report, run
 from ._report import Report
 from ._tensors import CODE_NAMES, Entry, dtype_name, named_tensors
@@ -49,7 +49,8 @@ def assert_close(actual: Any, gold: Any, *, cls: Class, terms: Optional[int] = N
     for here, there, word in ((got, want, "gold"), (want, got, "actual")):
         for name in here:
             if name not in there:
-                raise CheckFailed(prefixed(msg, f"{word} has no '{name}'"))
+                raise CheckFailed(prefixed(msg, f"{word} has no '{name}': actual {held(actual, got)}, and gold "
+                                                f"{held(gold, want)}; give both the same structure"))
     for name, (code, _, _) in got.items():
         if dtype is not None and CODE_NAMES[code] != dtype_name(dtype):
             raise CheckFailed(prefixed(msg, f"actual: '{name}' is {CODE_NAMES[code]}, and dtype says {dtype_name(dtype)}"))
@@ -57,11 +58,10 @@ def assert_close(actual: Any, gold: Any, *, cls: Class, terms: Optional[int] = N
             raise InputError(f"gold: '{name}' is {CODE_NAMES[want[name][0]]}; compute the gold in float64"
                              if code[0] in "FB" and code != "BOOL" else
                              f"gold: '{name}' is {CODE_NAMES[want[name][0]]}, and actual is {CODE_NAMES[code]}")
+    outputs = dict(want)
     for group, tensors in (("magnitude", magnitude), ("rounding", rounding)):
-        for name, entry in named_tensors(group, tensors).items() if tensors is not None else ():
-            if name not in want or group + "/" + name in want:
-                raise InputError(f"{group}: gold has no '{name}'; give it the structure of gold")
-            want[f"{group}/{name}"] = entry
+        if tensors is not None:
+            want.update(beside_gold(group, tensors, gold, outputs))
     report = compare(got, want, cls, terms, contract, magnitude is not None)
     if report.exit_code:
         error = report.error()

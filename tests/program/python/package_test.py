@@ -562,12 +562,22 @@ class AssertClose(unittest.TestCase):
     def test_shapes_and_names_must_agree(self):
         with self.assertRaisesRegex(co.CheckFailed, r"has shape \[3, 8\], its gold \[8, 8\]"):
             co.assert_close(self.got[:3], self.gold, **self.plain)
-        with self.assertRaisesRegex(co.CheckFailed, "gold has no 'z'"):
-            co.assert_close({"y": self.got, "z": self.got}, {"y": self.gold}, **self.plain)
         with self.assertRaisesRegex(co.CheckFailed, "^actual: 'value' is fp32, and dtype says bf16"):
             co.assert_close(self.got, self.gold, dtype="bf16", **self.plain)
-        with self.assertRaisesRegex(co.CheckFailed, "actual has no 'z'"):
-            co.assert_close({"y": self.got}, {"y": self.gold, "z": self.gold}, **self.plain)
+        many = {f"p{i}": self.gold for i in range(10)}
+        for sentence, got, gold in (
+                ("gold has no 'z': actual holds 'y', 'z', and gold holds 'y'", {"y": self.got, "z": self.got}, {"y": self.gold}),
+                ("actual has no 'z': actual holds 'y', and gold holds 'y', 'z'", {"y": self.got}, {"y": self.gold, "z": self.gold}),
+                ("gold has no 'a': actual holds 'a', and gold holds 'b'", {"a": self.got}, {"b": self.gold}),
+                ("gold has no '0': actual holds '0', and gold is a tensor alone", (self.got,), self.gold),
+                ("gold has no 'value': actual is a tensor alone, and gold holds 'x.0', 'x.1.y'", self.got,
+                 {"x": [self.gold, {"y": self.gold}]}),
+                ("gold has no 'a': actual holds 'a', and gold holds no tensors", {"a": self.got}, {}),
+                ("gold has no 'a': actual holds 'a', and gold holds 'p0', 'p1', 'p2', 'p3', 'p4', 'p5', 'p6', 'p7' and 2 more",
+                 {"a": self.got}, many)):
+            with self.assertRaises(co.CheckFailed) as caught:
+                co.assert_close(got, gold, msg="mine", **self.plain)
+            self.assertEqual(str(caught.exception), f"mine\n{sentence}; give both the same structure")
 
     def test_nothing_to_compare_is_vacuous(self):
         for got, gold in (({}, {}), (self.got[:0], self.gold[:0])):
@@ -579,7 +589,12 @@ class AssertClose(unittest.TestCase):
                 ("takes no rtol=; the contract sets the bounds", TypeError, dict(rtol=1e-3)),
                 ("takes no colour=$", TypeError, dict(colour=1)),
                 ("^magnitude: the contract's bounds for this class follow", co.InputError, dict(magnitude=None)),
-                ("^magnitude: gold has no 'x'", co.InputError, dict(magnitude={"x": self.gold})),
+                ("^magnitude: gold has no 'x': it is a tensor alone; give magnitude the structure of gold$", co.InputError,
+                 dict(magnitude={"x": self.gold})),
+                (r"^magnitude: 'value' has shape \[8\], and its gold \[8, 8\]; give one number for each element of gold$",
+                 co.InputError, dict(magnitude=self.sums["magnitude"][0])),
+                (r"^rounding: 'value' has shape \[\], and its gold \[8, 8\]; give one number for each element of gold$",
+                 co.InputError, dict(rounding=np.float64(3))),
                 ("^cls: unknown value 'sum'", co.InputError, dict(cls="sum")),
                 ("^terms: expected 1 or more, got 0", co.InputError, dict(terms=0)),
                 ("^terms: 'x' is not a number", co.InputError, dict(terms="x")),
