@@ -258,12 +258,11 @@ def asked_about(fn: Callable[..., Any], question: Question, backward: Union[bool
         raise InputError(str(error)) from None
     require_parameters(functions, question.op, own)
     flags = question.flags() + [f"--candidate={name}", f"--exec-name={name}"] + ([f"--filter={only}"] if only else [])
-    if (isolate or ("here" if unreachable else "spawn")) == "spawn":
-        spell = spawn_command(question.op, places[0][0], True if backward is True else
-                              places[1][0] if backward else False, dict(adapt or {}))
-        return run_judge(flags + ["--exec=" + shlex.join(spell)], own=own)
-    repeatable = "the function lives in this process alone: put it in a module, and COMMAND can start it"
-    return run_judge(flags, functions, differentiate=backward is True, advice=repeatable, own=own)
+    command = "" if unreachable else shlex.join(spawn_command(
+        question.op, places[0][0], True if backward is True else places[1][0] if backward else False, dict(adapt or {})))
+    if (isolate or ("spawn" if command else "here")) == "spawn":
+        return run_judge(flags + ["--exec=" + command], own=own)
+    return run_judge(flags, functions, differentiate=backward is True, command_elsewhere=command, own=own)
 
 
 def place_of(fn: Callable[..., Any]) -> Tuple[str, str]:
@@ -316,17 +315,24 @@ def stop(judge: "subprocess.Popen[bytes]") -> None:
         judge.wait()
 
 
+# What the program writes for functions that it reached over a socket, and what is to be done about it.
+NAMELESS, NEEDS_MODULE = "--exec COMMAND", "the function lives in this process alone: put it in a module, and COMMAND can start it"
+
+
 def run_judge(flags: List[str], functions: Optional[Dict[str, Any]] = None, *, differentiate: bool = False,
-              advice: str = "", own: Optional[OwnData] = None) -> Report:
-    """Runs the program. With `functions`, it asks for them over a socket, and they run here. The files of `own` are gone
-    afterwards, so that no command repeats the check."""
+              command_elsewhere: str = "", own: Optional[OwnData] = None) -> Report:
+    """Runs the program. With `functions`, it asks for them over a socket, and they run here; `command_elsewhere` starts them in
+    a process of their own, if that can be. The files of `own` are gone afterwards, so that no command repeats the check."""
     with tempfile.TemporaryDirectory(prefix="check_operator.") as folder:
         report, said, errors = (os.path.join(folder, each) for each in ("report.json", "said", "errors"))
         command = ["run", *flags, *(own.flags(folder) if own else []), "--json=" + report, "--color=never", "--no-github"]
 
+        def repeatable(text: str) -> str:
+            return text.replace(NAMELESS, "--exec " + shlex.quote(command_elsewhere)) if command_elsewhere else text
+
         def told(text: str) -> str:
             if not own:
-                return text
+                return repeatable(text)
             lines = [line for line in text.splitlines() if not line.lstrip().startswith("repeat: ")]
             files = re.escape(folder + os.sep)
             return re.sub(rf" \S+={files}\S+", "", "\n".join(lines)).replace(folder + os.sep, "") + "\n"
@@ -366,7 +372,7 @@ def run_judge(flags: List[str], functions: Optional[Dict[str, Any]] = None, *, d
                                                     error, flags=re.M))
         with open(report, encoding="utf-8") as file:
             data = json.load(file)
-        for each in data["candidates"] if own else ():
+        for each in data["candidates"]:
             for case in each["cases"]:
-                case["repeat"] = ""
-        return Report(data, text, "" if own else advice)
+                case["repeat"] = "" if own else repeatable(case["repeat"])
+        return Report(data, text, "" if own or not functions else NEEDS_MODULE)

@@ -71,17 +71,21 @@ class Check(unittest.TestCase):
             self.assertEqual(str(caught.exception).count("[  FAILED  ]"), 1)  # the summary, which names it again, is cut off
 
     def test_the_repeat_command_repeats(self):
-        report = ask(kernels.one_percent_off)
-        command = report.repeat.replace("check_operator", PROGRAM, 1)
-        done = subprocess.run(command, shell=True, capture_output=True, text=True)
-        self.assertEqual(done.returncode, 1, done.stderr)
-        self.assertIn("NOT MET y: bound_ratio", done.stdout)
+        for isolate in ("spawn", "here"):
+            report = ask(kernels.one_percent_off, isolate=isolate)
+            self.assertIn("repeat: " + report.repeat, repr(report))
+            self.assertNotIn("COMMAND", repr(report))
+            command = report.repeat.replace("check_operator", PROGRAM, 1)
+            done = subprocess.run(command, shell=True, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn("NOT MET y: bound_ratio", done.stdout)
 
     def test_a_closure_runs_here_and_says_how_to_be_repeated(self):
         factor = np.float32(1.01)
         report = ask(lambda x, weight, eps: (kernels.right(x, weight, eps) * factor).astype(x.dtype))
         self.assertEqual(report.verdict, "fail")
-        self.assertIn("put it in a module", repr(report))
+        self.assertEqual(repr(report).splitlines()[-1],
+                         "the function lives in this process alone: put it in a module, and COMMAND can start it")
         self.assertIn("--exec COMMAND", report.repeat)
         with self.assertRaisesRegex(co.InputError, "isolate: .*put the function in a module, or use isolate='here'"):
             ask(lambda x: x, isolate="spawn")
