@@ -54,7 +54,7 @@ def check(fn: Callable[..., Any], *, op: Union[Op, str], dtype: Union[None, DTyp
     name       of the candidate, in reports; timeout_s: of a check
     inputs     tensors by the names of the function's parameters, in place of generated ones
     gold       the right output for them in float64, or a dict of outputs; with it, op may be any name
-    cls, terms, magnitude   as in assert_close(): how errors of such an operator grow
+    cls, terms, magnitude   as in assert_close(): how errors of such an operator grow. terms is 1 by default
     reference  what a trusted implementation returns, in the dtypes of the outputs, for contract="vs_reference"
 
     Throws InputError or MachineError if the question can't be asked; a failed check is no exception.

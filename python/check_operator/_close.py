@@ -26,9 +26,10 @@ def assert_close(actual: Any, gold: Any, *, cls: Class, terms: Optional[int] = N
     actual, gold   tensors of torch, NumPy or JAX of one shape, or dicts, tuples and lists of them. gold is float64, or has
                    the dtype of actual where that is an integer
     cls            exact, pointwise, reduction, contraction, logprob or composite: whose rules of the contract apply
-    terms          number of terms of the longest sum behind an element
+    terms          how many numbers are added for an element, in the longest of its sums. Default: 1, the bound of a single
+                   addition, which a right sum of many terms may exceed. x.sum(1) has x.shape[1]
     dtype          that actual must have, such as "bf16"
-    magnitude      sum of the absolute values of those terms, such as check_operator.magnitude.matmul(a, b); what the
+    magnitude      sum of the absolute values of those terms, for each element of gold, such as check_operator.magnitude.matmul(a, b); what the
                    default contract holds sums against. rounding: what is rounded once more, where that is not |gold|
     contract       a file, or the name of a shipped policy, such as "assert_close", which has torch's tolerances
     msg            is put before the text of the exception; a function makes it of that text
