@@ -5,7 +5,8 @@ one file is all that is needed, and may be copied:
     from check_operator.serving import serve
 
     def rms_norm(x, weight, eps):
-        return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
 
     serve({"rms_norm": rms_norm})
 
