@@ -54,7 +54,7 @@ def check(fn: Callable[..., Any], *, op: Union[Op, str], dtype: Union[None, DTyp
     name       of the candidate, in reports; timeout_s: of a check
     inputs     tensors by the names of the function's parameters, in place of generated ones
     gold       the right output for them in float64, or a dict of outputs; with it, op may be any name
-    cls, terms, magnitude   as in assert_close(): how errors of such an operator grow
+    cls, terms, magnitude   as in assert_close(): how errors of such an operator grow. terms is 1 by default
     reference  what a trusted implementation returns, in the dtypes of the outputs, for contract="vs_reference"
 
     Throws InputError or MachineError if the question can't be asked; a failed check is no exception.
@@ -159,12 +159,44 @@ def listed(value: Any) -> List[Any]:
 
 
 def attributes_of(op: str) -> List[str]:
-    return re.findall(r"^  attribute (\w+) ", ask(["show", op]), flags=re.M)
+    return re.findall(r"^  attribute (\w+) ", shown(op), flags=re.M)
+
+
+@functools.lru_cache(maxsize=None)
+def shown(op: str) -> str:
+    return ask(["show", op])
 
 
 def parameters_of(op: str) -> List[str]:
     """What functions of an operator get, forward and backward."""
-    return list(dict.fromkeys(re.findall(r"^ +(?:attribute|input) +(\w+) ", ask(["show", op]), flags=re.M)))
+    return list(dict.fromkeys(re.findall(r"^ +(?:attribute|input) +(\w+) ", shown(op), flags=re.M)))
+
+
+def required_inputs(op: str, direction: str) -> List[str]:
+    """Those that every case of a pass has."""
+    after = re.split(r"^  \b", shown(op).partition(f"\n  {direction}\n")[2], maxsplit=1, flags=re.M)[0]
+    return [line.split()[1] for line in after.splitlines() if line.startswith("    input ") and "optional" not in line.split()]
+
+
+def require_parameters(functions: Mapping[str, Any], op: str, own: Optional[OwnData]) -> None:
+    """Throws InputError for a function that lacks a parameter which every case needs: it would decline all of them."""
+    for key, function in functions.items():
+        direction = key.partition("/")[2] or "forward"
+        try:
+            required = list(own.inputs) if own and own.gold else required_inputs(op, direction)
+            given = required if own and own.gold else parameters_of(op)
+            if own:
+                required = [name for name in required if name in own.inputs]  # the run says which ones those lack
+        except InputError:
+            return  # there is no such operator, which the run says
+        parameters = serving.parameters_of(function)
+        if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            continue
+        for name in required:
+            if name not in parameters:
+                takes, hint = serving.takes_no(function, name, given)
+                raise InputError(f"{'fn' if direction == 'forward' else direction}: {takes}; "
+                                 f"{hint or 'add that parameter, or say with adapt which one it is'}")
 
 
 def name_in_reports(text: str) -> str:
@@ -220,17 +252,17 @@ def asked_about(fn: Callable[..., Any], question: Question, backward: Union[bool
     if isolate == "spawn" and unreachable:
         raise InputError(f"isolate: {unreachable}; put the function in a module, or use isolate='here'")
     name = name or candidate_name(fn)
-    flags = question.flags() + [f"--candidate={name}", f"--exec-name={name}"] + ([f"--filter={only}"] if only else [])
-    if (isolate or ("here" if unreachable else "spawn")) == "spawn":
-        spell = spawn_command(question.op, places[0][0], True if backward is True else
-                              places[1][0] if backward else False, dict(adapt or {}))
-        return run_judge(flags + ["--exec=" + shlex.join(spell)], own=own)
     try:
         functions = serving.functions_for(question.op, fn, backward, dict(adapt or {}))
     except serving.BadCandidate as error:
         raise InputError(str(error)) from None
-    repeatable = "the function lives in this process alone: put it in a module, and COMMAND can start it"
-    return run_judge(flags, functions, differentiate=backward is True, advice=repeatable, own=own)
+    require_parameters(functions, question.op, own)
+    flags = question.flags() + [f"--candidate={name}", f"--exec-name={name}"] + ([f"--filter={only}"] if only else [])
+    command = "" if unreachable else shlex.join(spawn_command(
+        question.op, places[0][0], True if backward is True else places[1][0] if backward else False, dict(adapt or {})))
+    if (isolate or ("spawn" if command else "here")) == "spawn":
+        return run_judge(flags + ["--exec=" + command], own=own)
+    return run_judge(flags, functions, differentiate=backward is True, command_elsewhere=command, own=own)
 
 
 def place_of(fn: Callable[..., Any]) -> Tuple[str, str]:
@@ -283,17 +315,24 @@ def stop(judge: "subprocess.Popen[bytes]") -> None:
         judge.wait()
 
 
+# What the program writes for functions that it reached over a socket, and what is to be done about it.
+NAMELESS, NEEDS_MODULE = "--exec COMMAND", "the function lives in this process alone: put it in a module, and COMMAND can start it"
+
+
 def run_judge(flags: List[str], functions: Optional[Dict[str, Any]] = None, *, differentiate: bool = False,
-              advice: str = "", own: Optional[OwnData] = None) -> Report:
-    """Runs the program. With `functions`, it asks for them over a socket, and they run here. The files of `own` are gone
-    afterwards, so that no command repeats the check."""
+              command_elsewhere: str = "", own: Optional[OwnData] = None) -> Report:
+    """Runs the program. With `functions`, it asks for them over a socket, and they run here; `command_elsewhere` starts them in
+    a process of their own, if that can be. The files of `own` are gone afterwards, so that no command repeats the check."""
     with tempfile.TemporaryDirectory(prefix="check_operator.") as folder:
         report, said, errors = (os.path.join(folder, each) for each in ("report.json", "said", "errors"))
         command = ["run", *flags, *(own.flags(folder) if own else []), "--json=" + report, "--color=never", "--no-github"]
 
+        def repeatable(text: str) -> str:
+            return text.replace(NAMELESS, "--exec " + shlex.quote(command_elsewhere)) if command_elsewhere else text
+
         def told(text: str) -> str:
             if not own:
-                return text
+                return repeatable(text)
             lines = [line for line in text.splitlines() if not line.lstrip().startswith("repeat: ")]
             files = re.escape(folder + os.sep)
             return re.sub(rf" \S+={files}\S+", "", "\n".join(lines)).replace(folder + os.sep, "") + "\n"
@@ -333,7 +372,7 @@ def run_judge(flags: List[str], functions: Optional[Dict[str, Any]] = None, *, d
                                                     error, flags=re.M))
         with open(report, encoding="utf-8") as file:
             data = json.load(file)
-        for each in data["candidates"] if own else ():
+        for each in data["candidates"]:
             for case in each["cases"]:
-                case["repeat"] = ""
-        return Report(data, text, "" if own else advice)
+                case["repeat"] = "" if own else repeatable(case["repeat"])
+        return Report(data, text, "" if own or not functions else NEEDS_MODULE)

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Union
 
 from ._check import Path, in_arguments
 from ._names import Class, Policy
-from ._own import NEEDS_MAGNITUDE, NEEDS_REFERENCE, magnitude_is_missing
+from ._own import NEEDS_MAGNITUDE, NEEDS_REFERENCE, beside_gold, held, magnitude_is_missing
 from ._program import contract_path, error_of, is_report, run
 from ._report import Report
 from ._tensors import CODE_NAMES, Entry, dtype_name, named_tensors
@@ -26,9 +26,10 @@ def assert_close(actual: Any, gold: Any, *, cls: Class, terms: Optional[int] = N
     actual, gold   tensors of torch, NumPy or JAX of one shape, or dicts, tuples and lists of them. gold is float64, or has
                    the dtype of actual where that is an integer
     cls            exact, pointwise, reduction, contraction, logprob or composite: whose rules of the contract apply
-    terms          number of terms of the longest sum behind an element
+    terms          how many numbers are added for an element, in the longest of its sums. Default: 1, the bound of a single
+                   addition, which a right sum of many terms may exceed. x.sum(1) has x.shape[1]
     dtype          that actual must have, such as "bf16"
-    magnitude      sum of the absolute values of those terms, such as check_operator.magnitude.matmul(a, b); what the
+    magnitude      sum of the absolute values of those terms, for each element of gold, such as check_operator.magnitude.matmul(a, b); what the
                    default contract holds sums against. rounding: what is rounded once more, where that is not |gold|
     contract       a file, or the name of a shipped policy, such as "assert_close", which has torch's tolerances
     msg            is put before the text of the exception; a function makes it of that text
@@ -49,7 +50,8 @@ def assert_close(actual: Any, gold: Any, *, cls: Class, terms: Optional[int] = N
     for here, there, word in ((got, want, "gold"), (want, got, "actual")):
         for name in here:
             if name not in there:
-                raise CheckFailed(prefixed(msg, f"{word} has no '{name}'"))
+                raise CheckFailed(prefixed(msg, f"{word} has no '{name}': actual {held(actual, got)}, and gold "
+                                                f"{held(gold, want)}; give both the same structure"))
     for name, (code, _, _) in got.items():
         if dtype is not None and CODE_NAMES[code] != dtype_name(dtype):
             raise CheckFailed(prefixed(msg, f"actual: '{name}' is {CODE_NAMES[code]}, and dtype says {dtype_name(dtype)}"))
@@ -57,11 +59,10 @@ def assert_close(actual: Any, gold: Any, *, cls: Class, terms: Optional[int] = N
             raise InputError(f"gold: '{name}' is {CODE_NAMES[want[name][0]]}; compute the gold in float64"
                              if code[0] in "FB" and code != "BOOL" else
                              f"gold: '{name}' is {CODE_NAMES[want[name][0]]}, and actual is {CODE_NAMES[code]}")
+    outputs = dict(want)
     for group, tensors in (("magnitude", magnitude), ("rounding", rounding)):
-        for name, entry in named_tensors(group, tensors).items() if tensors is not None else ():
-            if name not in want or group + "/" + name in want:
-                raise InputError(f"{group}: gold has no '{name}'; give it the structure of gold")
-            want[f"{group}/{name}"] = entry
+        if tensors is not None:
+            want.update(beside_gold(group, tensors, gold, outputs))
     report = compare(got, want, cls, terms, contract, magnitude is not None)
     if report.exit_code:
         error = report.error()

@@ -21,6 +21,29 @@ def magnitude_is_missing() -> InputError:
                       "for torch's tolerances")
 
 
+def held(value: Any, tensors: Mapping[str, Entry]) -> str:
+    """The names of the tensors that an argument holds."""
+    if is_tensor(value):
+        return "is a tensor alone"
+    names = [f"'{name}'" for name in tensors]
+    return "holds " + (", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") or "no tensors")
+
+
+def beside_gold(group: str, tensors: Any, gold: Any, known: Mapping[str, Entry]) -> Dict[str, Entry]:
+    """The tensors of "magnitude", "rounding" or "reference" by the names "GROUP/NAME" of the file. `known`: those of gold.
+    Throws InputError for names and shapes that are not gold's."""
+    found = {}
+    for name, entry in named_tensors(group, tensors).items():
+        if name not in known:
+            raise InputError(f"{group}: gold has no '{name}': it {held(gold, known)}; give {group} the structure of gold")
+        shape, wanted = list(entry[1]), list(known[name][1])
+        if shape != wanted and "F4" not in (entry[0], known[name][0]):  # whose shape here is that of bytes
+            raise InputError(f"{group}: '{name}' has shape {shape}, and its gold {wanted}; give one number for each element of "
+                             "gold")
+        found[f"{group}/{name}"] = entry
+    return found
+
+
 @dataclasses.dataclass(frozen=True)
 class OwnData:
     """Tensors in place of generated inputs, of the gold, or of both; see docs/own_data.md."""
@@ -52,12 +75,10 @@ class OwnData:
         if gold is not None and cls is None:
             raise InputError("cls: is missing; say which rules of the contract judge the outputs: exact, pointwise, "
                              "reduction, contraction, logprob or composite")
+        outputs = dict(all_gold)
         for group, tensors in (("magnitude", magnitude), ("reference", reference)):
-            for name, entry in named_tensors(group, {"y": tensors} if is_tensor(tensors) else tensors).items() \
-                    if tensors is not None else ():
-                if name not in all_gold:
-                    raise InputError(f"{group}: gold has no '{name}'; give it the names of gold")
-                all_gold[f"{group}/{name}"] = entry
+            if tensors is not None:
+                all_gold.update(beside_gold(group, {"y": tensors} if is_tensor(tensors) else tensors, gold, outputs))
         return OwnData(named_tensors("inputs", dict(inputs)), all_gold, cls, terms)
 
     def has(self, group: str) -> bool:

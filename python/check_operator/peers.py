@@ -11,10 +11,10 @@
 
     serve({"torch": {"rms_norm/forward": rms_norm}})
 
-A function gets a case and returns another one, without parameters, that computes the case once on the device. It makes its
-own data, and raises Unsupported where it can't compute the case. Times are taken as check_operator takes those of
-candidates: one launch between two events with a flushed cache, or launches back to back on data that exceed the cache.
-Nobody judges what is computed.
+torch.nn.functional has rms_norm from PyTorch 2.4 on. A function gets a case and returns another one, without parameters, that
+computes the case once on the device. It makes its own data, and raises Unsupported where it can't compute the case. Times are
+taken as check_operator takes those of candidates: one launch between two events with a flushed cache, or launches back to back
+on data that exceed the cache. Nobody judges what is computed.
 """
 import gc
 import json

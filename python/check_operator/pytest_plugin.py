@@ -75,27 +75,27 @@ class Candidate:
         self._request, self._question, self._item = request, question, item
         self.was_asked = False
 
-    def check(self, fn: Callable[..., Any], *, backward: Optional[Callable[..., Any]] = None,
+    def check(self, fn: Callable[..., Any], *, backward: Union[None, bool, Callable[..., Any]] = None,
               isolate: Optional[str] = None, adapt: Optional[Mapping[str, str]] = None,
               name: Optional[str] = None) -> Report:
         """Ends the test as the verdict says: fail, skip, xfail, or returns the report. `backward` is the function that
-        computes the gradients; without one, the framework differentiates fn. The rest is as in check_operator.check()."""
+        computes the gradients; without one, or with True, the framework differentiates fn. The rest is as in check_operator.check()."""
         __tracebackhide__ = True
         gradients: Union[bool, Callable[..., Any]] = False
         if self._question.backward:
             gradients = backward or True
-            if self._item.pass_name == "forward" and backward is None:
+            if self._item.pass_name == "forward" and gradients is True:
                 gradients = False  # not needed for this item, and NumPy has none
         question = dataclasses.replace(self._question, backward=self._item.pass_name == "backward")
         ask_it = functools.partial(ask_about, fn, question, backward=gradients, isolate=isolate, adapt=adapt, name=name)
         self.was_asked = True
         report, refusal = None, ""
         try:
-            if backward is not None and not callable(backward):
-                raise InputError(f"backward: expected a function that computes the gradients, got {backward!r}")
+            if backward is not None and backward is not True and not callable(backward):
+                raise InputError(f"backward: expected True or a function that computes the gradients, got {backward!r}")
             if backward is not None and not self._question.backward:
-                raise InputError("backward: has no effect, since the marker asks for no backward pass; add backward=True to "
-                                 f"pytest.mark.{MARKER}")
+                raise InputError("backward: has no effect, since the marker asks for no backward pass; put backward=True into "
+                                 f"pytest.mark.{MARKER}, too")
             report = ask_it(only=self._item.glob)
             if report.verdict == "vacuous":
                 same = (fn, backward, repr(question), repr(adapt), isolate, name)
@@ -213,8 +213,13 @@ def pytest_generate_tests(metafunc: Any) -> None:
 def pytest_runtest_call(item: Any) -> None:
     """After a test that has passed: one that forgot its check would pass whatever the function computes."""
     given = getattr(item, "funcargs", {}).get("candidate")
-    if isinstance(given, Candidate) and not given.was_asked:
-        pytest.fail("check_operator: the test checked nothing; call candidate.check(function)", pytrace=False)
+    if isinstance(given, Candidate):
+        if not given.was_asked:
+            pytest.fail("check_operator: the test checked nothing; call candidate.check(function)", pytrace=False)
+    elif item.get_closest_marker(MARKER):
+        pytest.fail(f"check_operator: the test has pytest.mark.{MARKER} and not the plugin's fixture 'candidate', so that it "
+                    "checked nothing; add the parameter candidate and call candidate.check(function), or take the marker away",
+                    pytrace=False)
 
 
 def pytest_sessionfinish(session: Any) -> None:

@@ -5,7 +5,8 @@ one file is all that is needed, and may be copied:
     from check_operator.serving import serve
 
     def rms_norm(x, weight, eps):
-        return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
 
     serve({"rms_norm": rms_norm})
 
@@ -13,7 +14,8 @@ one file is all that is needed, and may be copied:
 
 A function gets an operator's inputs (tensors of the framework) and attributes (numbers) by the names that
 `check_operator show OP` prints. Attributes missing in its signature are not passed. If its signature lacks a tensor of the
-case, such as an optional one, or an attribute that has another value than its default, the case is unsupported. It returns the
+case, such as an optional one, or an attribute that has another value than its default, the case is unsupported. A parameter
+without a default that nothing is passed for is a failure. It returns the
 output, a tuple or list of the outputs in order, or a dict by name. Each output is a contiguous tensor of its own, with the shape
 and dtype that the operator declares (`show` says fp32 if that is not the case's dtype). If it returns the required outputs alone
 where the case asks for an optional one, too, or None for that, the case is unsupported. A dict may hold optional outputs that
@@ -683,17 +685,26 @@ def parameters_of(function):
         return None
 
 
+def takes_no(function, name, given):
+    """What is said of a function that has no parameter of that name, and what to do about it: "" unless it needs one of
+    another name than those of `given`."""
+    parameters = parameters_of(function)
+    known = ", ".join("*" * (each.kind is each.VAR_POSITIONAL) + each.name for each in parameters.values())
+    spare = next((other for other in parameters if other not in given and needs(function, other) and other != "out"
+                  and parameters[other].kind is not inspect.Parameter.VAR_POSITIONAL), "")
+    hint = f"adapt={{'{name}': '{spare}'}} passes it as '{spare}'" if spare else ""
+    return f"takes no '{name}'; it takes {known or 'no arguments'}", hint
+
+
 def call(function, tensors, attrs):
     parameters = parameters_of(function)
     if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return function(**tensors, **attrs)
     for name in tensors:
         if name not in parameters:
-            known = ", ".join("*" * (each.kind is each.VAR_POSITIONAL) + each.name for each in parameters.values())
-            spare = next((other for other in parameters if other not in {**tensors, **attrs} and needs(function, other)
-                          and parameters[other].kind is not inspect.Parameter.VAR_POSITIONAL), "")
-            hint = f"; adapt={{'{name}': '{spare}'}} passes it as '{spare}'" if spare else ""
-            raise Unsupported(f"the function takes no '{name}'; it takes {known or 'no arguments'}{hint}")
+            takes, hint = takes_no(function, name, {**tensors, **attrs})
+            # A parameter that nothing is passed for is a mistake; without one, the function knows no such input.
+            raise BadResult(f"the function {takes}; {hint}") if hint else Unsupported(f"the function {takes}")
     for name, each in parameters.items():
         if each.default is each.empty and each.kind is not each.VAR_POSITIONAL and name not in tensors and name not in attrs:
             raise BadResult(f"the function needs '{name}', which is neither an input nor an attribute of this pass; give it a "
@@ -797,9 +808,11 @@ def reading(name):
         raise BadResult(f"output '{name}' can't be read: {described(error)}") from error
 
 
-def require_own_tensors(framework, outputs, inputs):
-    """The outputs as tensors of the framework. Throws BadResult for one that can't be judged as the function's own work:
-    with strides, in the memory of an input or of another output, or where `framework.trouble` says why."""
+def require_own_tensors(framework, outputs, inputs, wants):
+    """The outputs as tensors of the framework. Throws BadResult for one that can't be judged as the function's own work: of
+    another dtype or shape than the one in `wants`, with strides, in the memory of an input or of another output, or where
+    `framework.trouble` says why."""
+    forms = {want["name"]: want for want in wants}
     taken = [(f"input '{name}'", framework.span(tensor)) for name, tensor in inputs.items()]
     owned = {}
     for name, value in outputs.items():
@@ -807,6 +820,7 @@ def require_own_tensors(framework, outputs, inputs):
             tensor = owned[name] = framework.own(name, value)
             if why := framework.trouble(tensor):
                 raise BadResult(f"output '{name}' {why}")
+            require_form(forms[name], framework.dtype_of(tensor, forms[name]), tensor.shape)
             if not framework.is_contiguous(tensor):
                 raise BadResult(f"output '{name}' is not contiguous; return a contiguous copy")
             begin, end = framework.span(tensor)
@@ -815,13 +829,6 @@ def require_own_tensors(framework, outputs, inputs):
                 raise BadResult(f"output '{name}' shares memory with {other}; return a tensor of its own")
         taken.append((f"output '{name}'", (begin, end)))
     return owned
-
-
-def require_forms(framework, outputs, wants):
-    """Throws BadResult unless those of the wanted outputs that are there have the wanted dtypes and shapes."""
-    for want in wants:
-        if (tensor := outputs.get(want["name"])) is not None:
-            require_form(want, framework.dtype_of(tensor, want), tensor.shape)
 
 
 def number(value):
@@ -931,10 +938,8 @@ def run(request, functions, framework, arenas):
             os._exit(0)  # a function that forked comes back twice, and only this process may answer
     framework.finish()
     if function is not None and not takes_out(function, {**tensors.inputs, **attrs}):
-        outputs = require_own_tensors(framework, chosen(outputs, names, optional), tensors.inputs)
-        if len(outputs) < len(names):
-            require_forms(framework, outputs, tensors.wants)
-            require_all(outputs, names)
+        outputs = require_own_tensors(framework, chosen(outputs, names, optional), tensors.inputs, tensors.wants)
+        require_all(outputs, names)
     return tensors.finish(outputs)
 
 

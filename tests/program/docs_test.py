@@ -24,7 +24,8 @@ Commands  In blocks fenced as ```bash every line that runs check_operator is che
             mpirun ... check_operator, srun ... check_operator: flags only.
           Commands of a page run in the order of the page in one temporary folder, which looks like the repository and
           where build/cpu is the program's own folder.
-          What needs torch is not run where Python has none: `import`, --torch-op, --peer, and files that import it.
+          What needs torch is not run where Python has none: `import`, --torch-op, --peer, and files that import it, also as
+          the last word of --exec.
 Output    A block fenced as ```text title="output" is a part of what the command before it prints.
 Files     A block fenced as ```LANGUAGE title="NAME", of another name, is written to NAME in that folder before the page's
           commands run.
@@ -248,7 +249,7 @@ class Program:
         unknown = [word for word in words if word.startswith("--") and word.partition("=")[0] not in self.flags(subcommand)]
         if unknown:
             return f"unknown flag {unknown[0]}"
-        if command.launched or not command.is_run or (not HAS_TORCH and (subcommand == "import" or NEED_TORCH & set(words))):
+        if command.launched or not command.is_run or (not HAS_TORCH and self.needs_torch(subcommand, words)):
             return ""
         on_cpu = value_of(words, "--device") == "cpu" or subcommand in NEEDS_NO_DEVICE
         if words[0] == "build/cuda/check_operator" or not on_cpu:
@@ -260,6 +261,10 @@ class Program:
         if code != command.exit_code:
             return f"exits {code}, not {command.exit_code}:\n{text[-1500:]}"
         return "" if command.output in text else f"prints otherwise than the block below it:\n{text[-1500:]}"
+
+    def needs_torch(self, subcommand, words):
+        served = os.path.join(self.folder, ((value_of(words, "--exec") or "").split() or [""])[-1])
+        return subcommand == "import" or NEED_TORCH & set(words) or (os.path.isfile(served) and uses_torch(served))
 
     @staticmethod
     def as_list(words):

@@ -140,7 +140,10 @@ class Own(unittest.TestCase):
             "inputs: 'a' is complex64; known:": dict(inputs={"a": self.a.astype(np.complex64)}),
             "gold: holds no tensors": dict(gold={}),
             "cls: has no effect without inputs=": dict(inputs=None, gold=None),
-            "magnitude: gold has no 'z'": dict(magnitude={"z": self.a}),
+            "magnitude: gold has no 'z': it is a tensor alone; give magnitude the structure of gold": dict(magnitude={"z": self.a}),
+            "magnitude: 'y' has shape [7], and its gold [5, 7]; give one number for each element of gold": dict(magnitude=self.a[0]),
+            "reference: 'y' has shape [1, 7], and its gold [5, 7]; give one number for each element of gold":
+                dict(reference=self.a[:1], contract="vs_reference"),
             "attrs: an operator with a gold of its own has none": dict(attrs=dict(eps=1)),
             "backward: inputs= are those of one pass": dict(backward=True),
             "cls: unknown value 'sum'": dict(cls="sum"),
@@ -151,7 +154,7 @@ class Own(unittest.TestCase):
             "magnitude: 'y': holds -1 at index 0, which is no limit": dict(magnitude=np.full_like(self.a, -1, np.float64)),
         }.items():
             with self.assertRaises(co.InputError, msg=text) as caught:
-                co.check(lambda a: 2 * a, **{**self.question, **more})
+                co.check(lambda **given: 2 * given["a"], **{**self.question, **more})
             self.assertIn(text, str(caught.exception))
 
 

@@ -71,17 +71,21 @@ class Check(unittest.TestCase):
             self.assertEqual(str(caught.exception).count("[  FAILED  ]"), 1)  # the summary, which names it again, is cut off
 
     def test_the_repeat_command_repeats(self):
-        report = ask(kernels.one_percent_off)
-        command = report.repeat.replace("check_operator", PROGRAM, 1)
-        done = subprocess.run(command, shell=True, capture_output=True, text=True)
-        self.assertEqual(done.returncode, 1, done.stderr)
-        self.assertIn("NOT MET y: bound_ratio", done.stdout)
+        for isolate in ("spawn", "here"):
+            report = ask(kernels.one_percent_off, isolate=isolate)
+            self.assertIn("repeat: " + report.repeat, repr(report))
+            self.assertNotIn("COMMAND", repr(report))
+            command = report.repeat.replace("check_operator", PROGRAM, 1)
+            done = subprocess.run(command, shell=True, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn("NOT MET y: bound_ratio", done.stdout)
 
     def test_a_closure_runs_here_and_says_how_to_be_repeated(self):
         factor = np.float32(1.01)
         report = ask(lambda x, weight, eps: (kernels.right(x, weight, eps) * factor).astype(x.dtype))
         self.assertEqual(report.verdict, "fail")
-        self.assertIn("put it in a module", repr(report))
+        self.assertEqual(repr(report).splitlines()[-1],
+                         "the function lives in this process alone: put it in a module, and COMMAND can start it")
         self.assertIn("--exec COMMAND", report.repeat)
         with self.assertRaisesRegex(co.InputError, "isolate: .*put the function in a module, or use isolate='here'"):
             ask(lambda x: x, isolate="spawn")
@@ -106,8 +110,23 @@ class Check(unittest.TestCase):
             self.assertTrue(ask(kernels.with_other_names, adapt=names, isolate=isolate))
             with self.assertRaisesRegex(co.InputError, "adapt: 'x' should be passed as 'b', and the function takes only a, "):
                 ask(kernels.with_other_names, adapt={**names, "x": "b"}, isolate=isolate)
-        report = ask(kernels.with_other_names)
-        self.assertRegex(report.checks[0].reason, r"the function takes no '(\w+)'; it takes .*; adapt={'\1': '\w+'} passes it as")
+
+    def test_a_function_without_an_input_of_every_case_is_refused(self):
+        add = "add that parameter, or say with adapt which one it is"
+        for sentence, fn, more in (
+                ("fn: takes no 'x'; it takes a, gamma, epsilon; adapt={'x': 'a'} passes it as 'a'", kernels.with_other_names, {}),
+                ("fn: takes no 'weight'; it takes x, gamma, epsilon; adapt={'weight': 'gamma'} passes it as 'gamma'",
+                 kernels.with_other_names, dict(adapt={"x": "a"})),
+                ("fn: takes no 'weight'; it takes x, gamma, eps; " + add, lambda x, gamma=None, eps=0: x, {}),
+                ("fn: takes no 'x'; it takes *tensors; " + add, kernels.any_positions, {}),
+                ("fn: takes no 'x'; it takes no arguments; " + add, kernels.interrupt, {}),
+                ("backward: takes no 'grad_y'; it takes x, weight, grad, eps; adapt={'grad_y': 'grad'} passes it as 'grad'",
+                 kernels.right, dict(backward=lambda x, weight, grad, eps: x)),
+                ("fn: takes no 'b'; it takes a; adapt={'b': 'a'} passes it as 'a'", kernels.doubles,
+                 dict(op="mine", dims=None, cls="exact", inputs={"b": np.ones(3)}, gold=np.ones(3)))):
+            with self.assertRaises(co.InputError) as caught:
+                ask(fn, **more)
+            self.assertEqual(str(caught.exception), sentence)
 
     def test_a_refusal_is_unsupported_and_false(self):
         report = ask(kernels.only_small, dims=dict(batch=1, seq=2, hidden=65))
@@ -340,6 +359,7 @@ class BadResults(unittest.TestCase):
         kernels.returns_an_empty_dict: "the function returned no 'y', only an empty dict",
         kernels.returns_its_input: "output 'y' shares memory with input 'x'; return a tensor of its own",
         kernels.returns_strides: "output 'y' is not contiguous; return a contiguous copy",
+        kernels.returns_less: "its output 'y' is fp32 [1, 2, 31], expected fp32 [1, 2, 32]",
         kernels.returns_fp64: "its output 'y' is fp64 [1, 2, 32], expected fp32 [1, 2, 32]",
         kernels.returns_flat: "its output 'y' is fp32 [64], expected fp32 [1, 2, 32]",
         kernels.returns_complex: "output 'y' has dtype complex64, which no operator has",
@@ -384,9 +404,6 @@ class BadResults(unittest.TestCase):
             report = ask(fn)
             self.assertTrue(report, report)
         self.assertTrue(ask(kernels.by_position_with_other_names, adapt={"weight": "gamma"}))
-        for sentence, fn in {"the function takes no 'x'; it takes *tensors": kernels.any_positions,
-                             "the function takes no 'x'; it takes no arguments": kernels.interrupt}.items():
-            self.assertEqual(ask(fn).checks[0].reason, sentence)
 
     def test_a_crash_is_an_error_with_its_signal(self):
         report = ask(kernels.crashes_for_64, dims=TWO)
@@ -549,12 +566,22 @@ class AssertClose(unittest.TestCase):
     def test_shapes_and_names_must_agree(self):
         with self.assertRaisesRegex(co.CheckFailed, r"has shape \[3, 8\], its gold \[8, 8\]"):
             co.assert_close(self.got[:3], self.gold, **self.plain)
-        with self.assertRaisesRegex(co.CheckFailed, "gold has no 'z'"):
-            co.assert_close({"y": self.got, "z": self.got}, {"y": self.gold}, **self.plain)
         with self.assertRaisesRegex(co.CheckFailed, "^actual: 'value' is fp32, and dtype says bf16"):
             co.assert_close(self.got, self.gold, dtype="bf16", **self.plain)
-        with self.assertRaisesRegex(co.CheckFailed, "actual has no 'z'"):
-            co.assert_close({"y": self.got}, {"y": self.gold, "z": self.gold}, **self.plain)
+        many = {f"p{i}": self.gold for i in range(10)}
+        for sentence, got, gold in (
+                ("gold has no 'z': actual holds 'y', 'z', and gold holds 'y'", {"y": self.got, "z": self.got}, {"y": self.gold}),
+                ("actual has no 'z': actual holds 'y', and gold holds 'y', 'z'", {"y": self.got}, {"y": self.gold, "z": self.gold}),
+                ("gold has no 'a': actual holds 'a', and gold holds 'b'", {"a": self.got}, {"b": self.gold}),
+                ("gold has no '0': actual holds '0', and gold is a tensor alone", (self.got,), self.gold),
+                ("gold has no 'value': actual is a tensor alone, and gold holds 'x.0', 'x.1.y'", self.got,
+                 {"x": [self.gold, {"y": self.gold}]}),
+                ("gold has no 'a': actual holds 'a', and gold holds no tensors", {"a": self.got}, {}),
+                ("gold has no 'a': actual holds 'a', and gold holds 'p0', 'p1', 'p2', 'p3', 'p4', 'p5', 'p6', 'p7' and 2 more",
+                 {"a": self.got}, many)):
+            with self.assertRaises(co.CheckFailed) as caught:
+                co.assert_close(got, gold, msg="mine", **self.plain)
+            self.assertEqual(str(caught.exception), f"mine\n{sentence}; give both the same structure")
 
     def test_nothing_to_compare_is_vacuous(self):
         for got, gold in (({}, {}), (self.got[:0], self.gold[:0])):
@@ -566,7 +593,12 @@ class AssertClose(unittest.TestCase):
                 ("takes no rtol=; the contract sets the bounds", TypeError, dict(rtol=1e-3)),
                 ("takes no colour=$", TypeError, dict(colour=1)),
                 ("^magnitude: the contract's bounds for this class follow", co.InputError, dict(magnitude=None)),
-                ("^magnitude: gold has no 'x'", co.InputError, dict(magnitude={"x": self.gold})),
+                ("^magnitude: gold has no 'x': it is a tensor alone; give magnitude the structure of gold$", co.InputError,
+                 dict(magnitude={"x": self.gold})),
+                (r"^magnitude: 'value' has shape \[8\], and its gold \[8, 8\]; give one number for each element of gold$",
+                 co.InputError, dict(magnitude=self.sums["magnitude"][0])),
+                (r"^rounding: 'value' has shape \[\], and its gold \[8, 8\]; give one number for each element of gold$",
+                 co.InputError, dict(rounding=np.float64(3))),
                 ("^cls: unknown value 'sum'", co.InputError, dict(cls="sum")),
                 ("^terms: expected 1 or more, got 0", co.InputError, dict(terms=0)),
                 ("^terms: 'x' is not a number", co.InputError, dict(terms="x")),
@@ -778,7 +810,8 @@ def test_unhashable(candidate):
 
     def test_a_test_that_checks_nothing_fails(self):
         bodies = dict(x="pass", y="candidate.check(None)", v="candidate.check(len, backward=len)",
-                      w="candidate.check(len, backward=True)", z="pytest.skip('not here')")  # the last one is not blamed
+                      w="candidate.check(len, backward=True)", u="candidate.check(len, backward='auto')",
+                      z="pytest.skip('not here')")  # the last one is not blamed
         code, text = self.pytest(tests="import pytest\n" + "".join(
             f"@pytest.mark.check_operator(op='silu', dims=dict(hidden=8))\ndef test_{name}(candidate): {body}\n"
             for name, body in bodies.items()))
@@ -786,9 +819,81 @@ def test_unhashable(candidate):
         self.assertIn("check_operator: the test checked nothing; call candidate.check(function)", text)
         self.assertIn("check_operator: fn: expected a function, got NoneType", text)
         self.assertNotIn("During handling", text)
-        self.assertIn("check_operator: backward: has no effect, since the marker asks for no backward pass; add", text)
-        self.assertIn("check_operator: backward: expected a function that computes the gradients, got True", text)
-        self.assertRegex(text, "4 failed, 1 skipped")
+        self.assertEqual(text.count("check_operator: backward: has no effect, since the marker asks for no backward pass; put "
+                                    "backward=True into pytest.mark.check_operator, too\n"), 2, text)
+        self.assertIn("check_operator: backward: expected True or a function that computes the gradients, got 'auto'", text)
+        self.assertRegex(text, "5 failed, 1 skipped")
+
+    def test_a_marked_test_without_the_fixture_fails(self):
+        code, text = self.pytest(tests="""
+import pytest, unittest
+silu = pytest.mark.check_operator(op="silu", dims=dict(hidden=8))
+
+@silu
+def test_alone(): pass
+
+@silu
+@pytest.mark.parametrize("candidate", [3])
+def test_own(candidate): pass
+
+@silu
+class TestMarked:
+    def test_method(self): pass
+    def test_fails_before(self): assert 2 == 3
+    def test_skips(self): pytest.skip("not here")
+
+class TestCase(unittest.TestCase):
+    @silu
+    def test_case(self): pass
+
+@pytest.fixture
+def other(candidate): return candidate
+
+@silu
+def test_indirect(other): other.check(lambda **given: given["x"], isolate="here")
+
+def test_plain(): pass
+""")
+        self.assertEqual(code, 1, text)
+        for name in ("test_alone", "test_own[3]", "TestMarked.test_method", "TestCase.test_case"):
+            self.assertRegex(text, f"_ {re.escape(name)} _+\ncheck_operator: the test has pytest.mark.check_operator and not the "
+                                   "plugin's fixture 'candidate', so that it checked nothing; add the parameter candidate and call "
+                                   r"candidate.check\(function\), or take the marker away\n")
+        self.assertIn("FAILED test_it.py::TestMarked::test_fails_before - assert 2 == 3", text)
+        self.assertIn("the candidate failed: output 'y' shares memory with input 'x'", text)
+        self.assertRegex(text, "6 failed, 1 passed, 1 skipped")
+
+    def test_a_parameter_of_another_name_fails_and_a_refusal_is_skipped(self):
+        code, text = self.pytest(tests="""
+import numpy, pytest
+import check_operator
+silu = pytest.mark.check_operator(op="silu", dims=dict(hidden=8))
+
+def right(x): return x / (1 + numpy.exp(-x))
+def other(inp): return right(inp)
+def no_default(inp=None): return right(inp)
+def declines(x): raise NotImplementedError("not today")
+def refuses(x): raise check_operator.Unsupported("not here")
+
+@pytest.mark.parametrize("isolate", ["spawn", "here"])
+@pytest.mark.parametrize("function", [right, other, no_default, declines, refuses])
+@silu
+def test_it(candidate, function, isolate):
+    candidate.check(function, isolate=isolate)
+""")
+        self.assertEqual(code, 1, text)
+        self.assertEqual(text.count("check_operator: fn: takes no 'x'; it takes inp; adapt={'x': 'inp'} passes it as 'inp'\n"), 2, text)
+        self.assertEqual(text.count("check_operator: fn: takes no 'x'; it takes inp; add that parameter, or say with adapt which one "
+                                    "it is\n"), 2, text)
+        for word in ("not today", "not here"):
+            self.assertRegex(text, rf"SKIPPED \[2\] .*{word}")
+        self.assertRegex(text, "4 failed, 2 passed, 4 skipped")
+
+    def test_true_asks_for_automatic_gradients_as_the_marker_does(self):
+        code, text = self.pytest("-k", "gradients", tests=TESTS.replace("backward=kernels.gradients", "backward=True"))
+        self.assertEqual(self.outcomes(text), {IDS[5]: "PASSED", IDS[6]: "FAILED"}, text)
+        self.assertIn("check_operator: backward: NumPy has no automatic gradients; give the function that computes them, or none",
+                      text)
 
     def test_a_fixture_of_ones_own_stays(self):
         code, text = self.pytest(tests="import pytest\n@pytest.fixture\ndef candidate(): return 3\n"

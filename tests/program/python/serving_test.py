@@ -123,8 +123,14 @@ class Calls(unittest.TestCase):
             helper.require_attrs(lambda x, eps: x, {"eps": 2, "beta": 3}, ["eps", "beta"])
 
     def test_tensor_that_is_not_named_is_unsupported(self):
-        with self.assertRaisesRegex(helper.Unsupported, "takes no 'bias'"):
-            helper.call(lambda x: x, {"x": 1, "bias": 2}, {})
+        with self.assertRaisesRegex(helper.Unsupported, "^the function takes no 'bias'; it takes x, block$"):
+            helper.call(lambda x, block=4: x, {"x": 1, "bias": 2}, {})
+
+    def test_a_parameter_of_another_name_is_a_mistake(self):
+        for function in (lambda x, b: x, lambda x, b, out: x):
+            with self.assertRaisesRegex(helper.BadResult, "^the function takes no 'bias'; it takes x, b.*; adapt={'bias': 'b'} passes "
+                                                          "it as 'b'$"):
+                helper.call(function, {"x": 1, "bias": 2}, {})
 
     def test_parameters_that_nothing_is_passed_for_are_named(self):
         with self.assertRaisesRegex(helper.BadResult, "the function needs 'weight', which is neither an input nor an attribute"):
