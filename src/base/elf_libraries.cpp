@@ -5,7 +5,9 @@
 #include <elf.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -100,6 +102,22 @@ bool is_of_system(const fs::path& folder) {
   return path.starts_with("/usr/") || path.starts_with("/lib") || path.starts_with("/opt/");
 }
 
+/// Whether it is a regular file that begins as ELF files do. What a library says that it needs may be any path, and
+/// nothing else must become readable.
+bool is_elf(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) return false;
+  std::array<char, SELFMAG> begin{};
+  std::ifstream(path, std::ios::binary).read(begin.data(), begin.size());
+  return std::memcmp(begin.data(), ELFMAG, SELFMAG) == 0;
+}
+
+/// "libx.so", "libx.so.1.2"
+bool is_library_name(const std::string& name) {
+  const size_t at = name.rfind(".so");
+  return at != std::string::npos && name.find_first_not_of("0123456789.", at + 3) == std::string::npos;
+}
+
 class Search {
  public:
   void enter(const std::string& path) {
@@ -117,7 +135,7 @@ class Search {
       add_folder(folder);
       for (const std::string& name : dynamic.needed) {
         const fs::path library = fs::path(folder) / name;
-        if (!is_of_system(folder) && fs::exists(library, error)) enter(library.string());
+        if (!is_of_system(folder) && is_elf(library)) enter(library.string());
       }
     }
   }
@@ -129,7 +147,7 @@ class Search {
     if (is_of_system(folder) || !folders_.insert(folder).second) return;
     std::error_code error;
     for (const fs::directory_entry& each : fs::directory_iterator(folder, error))
-      if (each.path().filename().string().find(".so") != std::string::npos) files_.insert(each.path().string());
+      if (is_library_name(each.path().filename().string()) && is_elf(each.path())) files_.insert(each.path().string());
   }
 
   std::set<std::string> seen_, folders_, files_;

@@ -7,6 +7,7 @@
 #include <linux/audit.h>
 #include <linux/capability.h>
 #include <linux/filter.h>
+#include <linux/fs.h>
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
@@ -57,6 +58,7 @@ struct [[gnu::packed]] FileRule {
   int32_t parent;
 };
 constexpr uint64_t kExecute = 1 << 0, kWriteFile = 1 << 1, kReadFile = 1 << 2, kReadFolder = 1 << 3;
+constexpr uint64_t kMakeFolder = 1 << 7;
 constexpr uint64_t kRead = kExecute | kReadFile | kReadFolder;
 constexpr uint64_t kRefer = 1 << 13, kTruncate = 1 << 14, kIoctl = 1 << 15;
 constexpr uint64_t kFirstAbi = (1 << 13) - 1;
@@ -127,7 +129,9 @@ class FileRules {
     syscall(__NR_landlock_add_rule, set_.get(), 1, &rule, 0);
   }
 
-  void allow_writing(const std::string& path) { allow(path, ruleset_.files); }
+  void allow_writing(const std::string& path, bool has_folders) {
+    allow(path, has_folders ? ruleset_.files : ruleset_.files & ~kMakeFolder);
+  }
   void allow_device(const std::string& path) { allow(path, kReadFolder | kReadFile | kWriteFile | kIoctl); }
 
   /// Allows reading the entries of `folder` except the files and folders of `hidden`. Landlock can't take back a right
@@ -173,7 +177,9 @@ void restrict_files(const SandboxRules& rules) {
   for (const char* path : kSystem) files.allow(path, kRead);
   for (const char* path : {"/dev/null", "/dev/full"}) files.allow(path, kReadFile | kWriteFile | kTruncate);
   for (const std::string& path : rules.readable) files.allow(path, kRead);
-  for (const std::string& path : rules.writable) files.allow_writing(path);
+  // Folders in folders would take long to remove. The CUDA driver may need some.
+  const bool has_folders = rules.uses_cuda || rules.processes != SandboxRules::Processes::none;
+  for (const std::string& path : rules.writable) files.allow_writing(path, has_folders);
   if (rules.reads_all) allow_reading_nearly_all(files, rules.hidden);
   if (rules.uses_cuda) {
     const CudaFiles cuda = cuda_files();
@@ -211,7 +217,9 @@ class Filter {
   }
 
   /// Refuses the call unless argument `index` is `value`.
-  void refuse_unless(long call, int index, uint32_t value) { refuse_where(call, index, BPF_JEQ, value, false); }
+  void refuse_unless(long call, int index, uint32_t value, int error = EPERM) {
+    refuse_where(call, index, BPF_JEQ, value, false, error);
+  }
 
   /// Refuses the call if argument `index` is `value`.
   void refuse_if(long call, int index, uint32_t value) { refuse_where(call, index, BPF_JEQ, value, true); }
@@ -229,6 +237,20 @@ class Filter {
     load(offset);
     add(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 2);
     load(offset + 4);
+    add(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
+    add(BPF_RET | BPF_K, returning(EPERM));
+    load(offsetof(seccomp_data, nr));
+  }
+
+  /// Refuses to set limits of another process by number.
+  void refuse_limits_of_others() {
+    const auto limit = static_cast<uint32_t>(offsetof(seccomp_data, args) + 2 * 8);
+    add(BPF_JMP | BPF_JEQ | BPF_K, __NR_prlimit64, 0, 8);
+    load_argument(0);
+    add(BPF_JMP | BPF_JEQ | BPF_K, 0, 5, 0);
+    load(limit);
+    add(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 2);
+    load(limit + 4);
     add(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
     add(BPF_RET | BPF_K, returning(EPERM));
     load(offsetof(seccomp_data, nr));
@@ -264,11 +286,11 @@ class Filter {
   void load_argument(int index) { load(offsetof(seccomp_data, args) + static_cast<size_t>(index) * 8); }
 
   /// Refuses the call where `comparison` of argument `index` with `operand` gives `result`.
-  void refuse_where(long call, int index, uint16_t comparison, uint32_t operand, bool result) {
+  void refuse_where(long call, int index, uint16_t comparison, uint32_t operand, bool result, int error = EPERM) {
     add(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 4);
     load_argument(index);
     add(static_cast<uint16_t>(BPF_JMP | BPF_K | comparison), operand, result ? 0 : 1, result ? 1 : 0);
-    add(BPF_RET | BPF_K, returning(EPERM));
+    add(BPF_RET | BPF_K, returning(error));
     load(offsetof(seccomp_data, nr));
   }
 
@@ -326,6 +348,36 @@ constexpr long kForbidden[] = {__NR_ptrace,
 constexpr long kForbiddenBetweenProcesses[] = {__NR_shmget,  __NR_msgget, __NR_semget,
                                                __NR_mq_open, __NR_tkill,  __NR_pidfd_send_signal};
 
+/// Calls that leave a mark on a file, or on what processes share, which another process of the candidate could read.
+/// They report success without effect, since programs give up where they fail.
+constexpr long kMarks[] = {
+#if defined(__NR_chmod)
+    __NR_chmod,  __NR_chown,    __NR_lchown, __NR_utime,    __NR_utimes,    __NR_futimesat,
+#endif
+    __NR_fchmod, __NR_fchmodat, __NR_fchown, __NR_fchownat, __NR_utimensat, __NR_flock};
+
+/// The same, and watches of what other processes do with files; no candidate needs them.
+constexpr long kAttributesAndWatches[] = {__NR_setxattr,
+                                          __NR_lsetxattr,
+                                          __NR_fsetxattr,
+                                          __NR_removexattr,
+                                          __NR_lremovexattr,
+                                          __NR_fremovexattr,
+                                          __NR_inotify_init1,
+                                          __NR_fanotify_init,
+                                          452 /* fchmodat2 */,
+                                          463 /* setxattrat */,
+                                          466 /* removexattrat */};
+
+/// Commands of fcntl() for locks and signals, which other processes see.
+constexpr uint32_t kSharedByFcntl[] = {F_GETLK,    F_SETLK,  F_SETLKW, F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW,
+                                       F_SETLEASE, F_NOTIFY, F_SETSIG, F_SETOWN,    F_SETOWN_EX};
+
+/// Calls that say how threads are scheduled. Of the calling thread alone: for any other they report success without
+/// effect.
+constexpr long kScheduling[] = {__NR_sched_setaffinity, __NR_sched_setscheduler, __NR_sched_setparam,
+                                __NR_sched_setattr};
+
 /// Calls that start or limit processes.
 constexpr long kForbiddenToPlugins[] = {__NR_execve, __NR_execveat, __NR_setrlimit, __NR_pidfd_open};
 
@@ -350,10 +402,18 @@ void restrict_calls(const SandboxRules& rules) {
   // Report success without effect: a process that wants a group or session of its own goes on in the one it has.
   for (const long call : {__NR_setsid, __NR_setpgid}) filter.refuse(call, 0);
   filter.refuse_if(__NR_ioctl, 1, TIOCSTI);  // would type into the terminal that the run was started from
-  filter.refuse(__NR_clone3, ENOSYS);        // its flags lie in memory; the C library goes on with clone
+  // Would make files immutable, as root.
+  for (const uint32_t request : {uint32_t{FS_IOC_SETFLAGS}, uint32_t{FS_IOC_FSSETXATTR}})
+    filter.refuse_if(__NR_ioctl, 1, request);
+  for (const long call : kScheduling) filter.refuse_unless(call, 0, 0, 0);
+  filter.refuse(__NR_clone3, ENOSYS);  // its flags lie in memory; the C library goes on with clone
   filter.refuse_with(__NR_clone, 0, kNewNamespaces);
   if (rules.processes == SandboxRules::Processes::none) {
     for (const long call : kForbiddenToPlugins) filter.refuse(call);
+    for (const long call : kMarks) filter.refuse(call, 0);
+    for (const long call : kAttributesAndWatches) filter.refuse(call);
+    for (const uint32_t command : kSharedByFcntl) filter.refuse_if(__NR_fcntl, 1, command);
+    filter.refuse_if(__NR_prctl, 0, PR_SET_PDEATHSIG);  // ends it with the worker
     for (const long call : kSignals) filter.refuse_unless(call, 0, static_cast<uint32_t>(getpid()));
 #if defined(__NR_fork)
     filter.refuse(__NR_fork);
@@ -372,8 +432,8 @@ void restrict_calls(const SandboxRules& rules) {
     }
     for (const pid_t process : rules.untouchable) {
       filter.refuse_if(__NR_pidfd_open, 0, static_cast<uint32_t>(process));
-      filter.refuse_if(__NR_prlimit64, 0, static_cast<uint32_t>(process));
     }
+    filter.refuse_limits_of_others();
   }
   filter.install();
 }
@@ -381,8 +441,9 @@ void restrict_calls(const SandboxRules& rules) {
 /// Capabilities over other processes and the machine. Root keeps its capabilities over files, which a checkout of
 /// another user may need.
 void drop_capabilities(SandboxRules::Processes processes) {
-  for (const int each : {CAP_SYS_PTRACE, CAP_KILL, CAP_SYS_ADMIN, CAP_SYS_MODULE, CAP_SYS_RAWIO, CAP_SYS_BOOT,
-                         CAP_NET_ADMIN, CAP_NET_RAW, CAP_MKNOD, CAP_SYS_CHROOT, CAP_SETPCAP}) {
+  for (const int each :
+       {CAP_SYS_PTRACE, CAP_KILL, CAP_SYS_ADMIN, CAP_SYS_MODULE, CAP_SYS_RAWIO, CAP_SYS_BOOT, CAP_NET_ADMIN,
+        CAP_NET_RAW, CAP_MKNOD, CAP_SYS_CHROOT, CAP_SETPCAP, CAP_LINUX_IMMUTABLE, CAP_SYS_RESOURCE, CAP_SYS_NICE}) {
     prctl(PR_CAPBSET_DROP, each, 0, 0, 0);
   }
   if (processes != SandboxRules::Processes::none) return;  // what it starts gets the rights that are left

@@ -167,4 +167,11 @@ std::string version_in(std::string_view line) {
   return "";
 }
 
+std::string in_one_line(std::string_view text) {
+  std::string line(text);
+  std::replace_if(
+      line.begin(), line.end(), [](unsigned char c) { return c < ' ' || c == 0x7f; }, ' ');
+  return line;
+}
+
 }  // namespace checkop

@@ -38,4 +38,7 @@ std::string fnv1a_hex(std::string_view bytes);
 /// The first word of `line` that consists of at least two numbers joined by dots, "580.95.05"; "" without one.
 std::string version_in(std::string_view line);
 
+/// `text` of a candidate with blanks in place of control characters, so that it can't begin a line of its own.
+std::string in_one_line(std::string_view text);
+
 }  // namespace checkop

@@ -46,8 +46,8 @@ using host::Request;
 using host::Timer;
 using host::Unpacker;
 
-/// Longest answer in bytes: the table of very many kernels, or what ranks exchange.
-constexpr uint64_t kLongestAnswer = uint64_t{1} << 34;
+/// Longest answer in bytes: the table of very many kernels; and of what ranks exchange.
+constexpr uint64_t kLongestAnswer = uint64_t{64} << 20, kLongestExchange = uint64_t{1} << 34;
 /// Longest text that is shown.
 constexpr size_t kLongestText = 4096;
 
@@ -63,7 +63,7 @@ std::pair<Descriptor, Descriptor> socket_pair() {
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
-std::string shown(std::string_view text) { return std::string(text.substr(0, kLongestText)); }
+std::string shown(std::string_view text) { return in_one_line(text.substr(0, kLongestText)); }
 
 /// This process's environment, without the libraries that a tool such as compute-sanitizer loads into every program:
 /// they need descriptors and sockets, which the process of plugins does not have.
@@ -76,8 +76,10 @@ std::vector<char*> environment_of_host() {
   return kept;
 }
 
-/// Runs in the child: becomes the program, which inherits its ends of both sockets and no other descriptor.
-int become(const char* path, char* const* environment, int socket, int control) {
+/// Runs in the child: becomes the program, which inherits its ends of both sockets, standard input, and `output` for
+/// what it prints.
+int become(const char* path, char* const* environment, int socket, int control, int output) {
+  for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) dup2(output, stream);
   const int aside = fcntl(control, F_DUPFD, host::kControl + 1);
   if (socket == host::kOwner) {
     fcntl(socket, F_SETFD, 0);
@@ -148,10 +150,14 @@ void PluginHost::start() {
   auto [our_control, their_control] = socket_pair();
   const int socket = theirs.get(), control = their_control.get();
   const std::vector<char*> environment = environment_of_host();
-  child_ = ChildProcess([&] { return become(path.c_str(), environment.data(), socket, control); },
+  child_ = ChildProcess();
+  output_ = std::make_unique<OutputRelay>();
+  const int output = output_->writer();
+  child_ = ChildProcess([&] { return become(path.c_str(), environment.data(), socket, control, output); },
                         ChildProcess::Group::shared, ChildProcess::Body::becomes_program);
   theirs = Descriptor();
   their_control = Descriptor();
+  output_->close_writer();
   lanes_.clear();
   lanes_.push_back(std::move(ours));
   control_ = std::move(our_control);
@@ -164,7 +170,11 @@ void PluginHost::start() {
   request.put(gpu_).text(folder_);
   try {
     const std::string entered = ask(nullptr, request.bytes(), {});
-    if (Unpacker(entered).get<Answer>() != Answer::bytes) read_table(entered);  // which says why not
+    Unpacker first(entered);
+    const auto kind = first.get<Answer>();
+    // Said before any plugin is loaded. Afterwards a plugin could say so.
+    if (kind == Answer::no_device) throw EnvironmentError(shown(first.text()));
+    if (kind != Answer::bytes) read_table(entered);  // which says why not
     if (use_ == Use::times) make_gate();
     read_table(ask(nullptr, Packer().put(Request::load).bytes(), {}));
   } catch (const Stopped& stopped) {
@@ -190,7 +200,6 @@ void PluginHost::read_table(const std::string& message) {
   Unpacker unpacker(message);
   const auto kind = unpacker.get<Answer>();
   if (kind == Answer::refused) throw InputError("", shown(unpacker.text()));
-  if (kind == Answer::no_device) throw EnvironmentError(shown(unpacker.text()));
   if (kind != Answer::table || unpacker.count() != paths_.size()) throw WireError("no table of plugins");
   if (!kernels_.empty()) return;  // of an earlier process
   std::vector<std::vector<Candidate>> plugins;
@@ -299,11 +308,12 @@ std::string PluginHost::ask(const checkop_call* call, const std::string& request
   std::string answer;
   std::vector<Descriptor> none;
   if (!host::send(lane.get(), request, descriptors)) stop_after_end();
+  const bool may_exchange = call != nullptr && call->host_comm != nullptr;
   for (;;) {
-    if (!host::receive(lane.get(), answer, none, kLongestAnswer)) stop_after_end();
+    if (!host::receive(lane.get(), answer, none, may_exchange ? kLongestExchange : kLongestAnswer)) stop_after_end();
     none.clear();
     Unpacker unpacker(answer);
-    if (unpacker.get<Answer>() != Answer::gather || call == nullptr || call->host_comm == nullptr) break;
+    if (unpacker.get<Answer>() != Answer::gather || !may_exchange) break;
     const std::string_view bytes = unpacker.text();
     checkop_host_comm* const comm = call->host_comm;
     std::string all(bytes.size() * static_cast<size_t>(comm->world_size), '\0');
@@ -313,6 +323,7 @@ std::string PluginHost::ask(const checkop_call* call, const std::string& request
     if (failed == 0) reply.text(all);
     if (!host::send(lane.get(), reply.bytes())) stop_after_end();
   }
+  if (use_ != Use::times) output_->settle();
   const std::lock_guard lock(mutex_);
   lanes_.push_back(std::move(lane));
   return answer;
@@ -491,7 +502,7 @@ int PluginHost::status_of(const std::string& answer, const checkop_call& call) {
   const std::string_view message = unpacker.text();
   if (call.message_bytes > 0) {
     const size_t n = std::min(message.size(), call.message_bytes);  // one more byte is there than a kernel is told
-    std::memcpy(call.message, message.data(), n);
+    std::memcpy(call.message, in_one_line(message).data(), n);
     call.message[n] = '\0';
   }
   return status;

@@ -16,6 +16,7 @@
 #include "base/child_process.hpp"
 #include "base/frame.hpp"
 #include "base/host_memory.hpp"
+#include "base/output_relay.hpp"
 #include "device/device.hpp"
 #include "device/plugin.hpp"
 #include "plugin_host/wire.hpp"
@@ -125,8 +126,9 @@ class PluginHost {
   std::string folder_;
   Device& device_;
   std::shared_ptr<SharedMemory> shared_;
-  uint64_t memory_bytes_;  ///< of the machine
-  int32_t gpu_;            ///< index, or kNoGpu
+  uint64_t memory_bytes_;                ///< of the machine
+  int32_t gpu_;                          ///< index, or kNoGpu
+  std::unique_ptr<OutputRelay> output_;  ///< ends after the process
   ChildProcess child_;
   Use use_;
   std::unique_ptr<Bytes> page_;  ///< of the gate

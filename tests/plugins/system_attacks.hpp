@@ -6,8 +6,10 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/shm.h>
@@ -16,6 +18,7 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -155,6 +158,63 @@ inline checkop_status remembers_in_system_v(const checkop_call* call) {
     return id >= 0 && shmctl(id, IPC_RMID, nullptr) == 0;  // it worked, so another user's run can do the same
   });
 }
+/// The path of this plugin.
+inline std::string own_path() {
+  Dl_info info{};
+  return dladdr(reinterpret_cast<void*>(&reads_file), &info) != 0 ? info.dli_fname : "";
+}
+/// Marks that the next process can read.
+inline checkop_status changes_a_mode(const checkop_call* call) {
+  return once(call, [] {
+    struct stat status {};
+    return chmod(target().c_str(), 0640) == 0 && stat(target().c_str(), &status) == 0 &&
+           (status.st_mode & 0777) == 0640;
+  });
+}
+inline checkop_status sets_a_time(const checkop_call* call) {
+  return once(call, [] {
+    const timespec times[2] = {{777, 0}, {777, 0}};
+    struct stat status {};
+    return utimensat(AT_FDCWD, target().c_str(), times, 0) == 0 && stat(target().c_str(), &status) == 0 &&
+           status.st_mtim.tv_sec == 777;
+  });
+}
+inline checkop_status leaves_an_attribute(const checkop_call* call) {
+  return once(call, [] { return setxattr(own_path().c_str(), "user.check_operator_attack", "x", 1, 0) == 0; });
+}
+inline checkop_status locks_a_file(const checkop_call* call) {
+  return once(call, [] {
+    struct flock lock {};
+    lock.l_type = F_RDLCK;
+    lock.l_len = 1;
+    const int file = open("/usr/bin/env", O_RDONLY | O_CLOEXEC);
+    return fcntl(file, F_OFD_SETLK, &lock) == 0 && close(file) == 0;
+  });
+}
+inline checkop_status schedules_the_judge(const checkop_call* call) {
+  return once(call, [] {
+    const sched_param none{};
+    return sched_setscheduler(getppid(), SCHED_BATCH, &none) == 0 && sched_getscheduler(getppid()) == SCHED_BATCH;
+  });
+}
+inline checkop_status outlives_the_judge(const checkop_call* call) {
+  return once(call, [] {
+    int signal = 0;
+    prctl(PR_SET_PDEATHSIG, 0);
+    return prctl(PR_GET_PDEATHSIG, &signal) == 0 && signal == 0;
+  });
+}
+/// Its text would begin lines of its own in the report, its output would rewrite what the judge printed.
+inline checkop_status forges_lines(const checkop_call* call) {
+  constexpr char kLine[] = "\n[  PASSED  ] 99 pass\n";
+  const off_t end = lseek(STDERR_FILENO, 0, SEEK_END);
+  const bool is_file = end >= 0 && ftruncate(STDERR_FILENO, 0) == 0;
+  const bool is_shared = fcntl(STDERR_FILENO, F_SETFL, O_NONBLOCK) == 0 && is_file;
+  const bool is_printed = write(STDERR_FILENO, kLine, sizeof kLine - 1) > 0;
+  const checkop_status status = succeed_if(is_shared && is_printed, call);
+  say(call, kLine);
+  return status;
+}
 inline checkop_status asks_the_network(const checkop_call* call) {
   return once(call, [] { return socket(AF_INET, SOCK_STREAM, 0) >= 0; });
 }
@@ -221,6 +281,12 @@ inline checkop_status floods_channel(const checkop_call* call) {
       kernel("remembers_on_disk", remembers_on_disk, nullptr, device),                                                \
       kernel("remembers_in_shared_memory", remembers_in_shared_memory, nullptr, device),                              \
       kernel("remembers_in_system_v", remembers_in_system_v, nullptr, device),                                        \
+      kernel("changes_a_mode", changes_a_mode, nullptr, device), kernel("sets_a_time", sets_a_time, nullptr, device), \
+      kernel("leaves_an_attribute", leaves_an_attribute, nullptr, device),                                            \
+      kernel("locks_a_file", locks_a_file, nullptr, device),                                                          \
+      kernel("schedules_the_judge", schedules_the_judge, nullptr, device),                                            \
+      kernel("outlives_the_judge", outlives_the_judge, nullptr, device),                                              \
+      kernel("forges_lines", forges_lines, nullptr, device),                                                          \
       kernel("asks_the_network", asks_the_network, nullptr, device),                                                  \
       kernel("asks_a_local_socket", asks_a_local_socket, nullptr, device),                                            \
       kernel("traces_events", traces_events, nullptr, device),                                                        \

@@ -110,5 +110,10 @@ TEST(Text, VersionIsAWordOfNumbers) {
   EXPECT_EQ(version_in("Module for x86_64 v1.2 580"), "");
 }
 
+TEST(Text, InOneLineHasNoControlCharacters) {
+  EXPECT_EQ(in_one_line("a\nb\x1b[2J\x7f"), "a b [2J ");
+  EXPECT_EQ(in_one_line("\xc3\xa9"), "\xc3\xa9");
+}
+
 }  // namespace
 }  // namespace checkop::text_test
