@@ -94,14 +94,15 @@ void round_to_tf32(std::span<double> value, std::span<double> square) {
   }
 }
 
+/// The callers parallelise; OpenBLAS would split sums by its own number of threads. Set before anything forks: its
+/// handler of forks starts all threads again, and ends the process where it can't.
+[[maybe_unused]] const bool is_single_threaded = [] {
+  openblas_set_num_threads(1);
+  return true;
+}();
+
 void dense_product(bool transpose_x, bool transpose_y, int64_t m, int64_t n, int64_t k, const double* x, int64_t ldx,
                    const double* y, int64_t ldy, double alpha, double* out, int64_t ldout) {
-  // The callers parallelise; OpenBLAS would split sums by its own number of threads.
-  static const bool single_threaded = [] {
-    openblas_set_num_threads(1);
-    return true;
-  }();
-  (void)single_threaded;
   cblas_dgemm(CblasRowMajor, transpose_x ? CblasTrans : CblasNoTrans, transpose_y ? CblasTrans : CblasNoTrans,
               static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), 1.0, x, static_cast<int>(ldx), y,
               static_cast<int>(ldy), alpha, out, static_cast<int>(ldout));

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // argv -> Options -> command -> exit code. The only place that turns exceptions into exit codes.
+#include <fcntl.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <exception>
@@ -69,11 +71,20 @@ int run(int argc, char** argv) {
   return 2;
 }
 
+/// Opens standard streams that the caller closed, or the next file or socket would take their place. Standard output
+/// can't be written then, and the run says so.
+void keep_standard_streams() {
+  for (int stream = 0; stream <= STDERR_FILENO; ++stream) {
+    if (fcntl(stream, F_GETFD) < 0) open("/dev/null", stream == STDERR_FILENO ? O_WRONLY : O_RDONLY);
+  }
+}
+
 }  // namespace
 }  // namespace checkop
 
 int main(int argc, char** argv) {
   using namespace checkop;
+  keep_standard_streams();
   signal(SIGXFSZ, SIG_IGN);  // a file that exceeds its size limit becomes an error message, not a crash
   try {
     const int code = run(argc, argv);

@@ -122,6 +122,7 @@ int run_checks(const Options& options, const OtherRanks* others) {
   Session session(options.run, select_checks(options.run), ranks);
   const Selection& selection = session.selection();
   const std::vector<const Check*> here = selection.checks_here();
+  if (!selection.why_empty.empty()) fmt::print(stderr, "check_operator: {}\n", selection.why_empty);
   if (options.run.list) {
     list_checks(options.run, here);
     return selection.checks.empty() ? 3 : 0;
@@ -138,6 +139,7 @@ int run_checks(const Options& options, const OtherRanks* others) {
   report.max_skip = options.run.max_skip;
   RunOutputs outputs(options.run, report);
   std::optional<DeviceInfo> begun_on;
+  const Check* under_way = nullptr;  // with ranks in other processes: it has begun and is not in the report
   const auto add_newest = [&] {
     try {
       outputs.add(report, report.records.back());
@@ -160,6 +162,7 @@ int run_checks(const Options& options, const OtherRanks* others) {
           sanitized.enter(*attempt.check, attempt.record.judgment);
           save(options.run, attempt, session.threads());
           report.records.push_back(std::move(attempt.record));
+          if (others != nullptr) under_way = nullptr;
           report.wall_ms = ms_since(start);
           add_newest();
           stop_if_interrupted();
@@ -171,14 +174,15 @@ int run_checks(const Options& options, const OtherRanks* others) {
         [&](const Check& check) {
           const bool begins = !time || time->allows(check);
           if (!begins) outputs.leave_out();
+          if (begins && others != nullptr) under_way = &check;
           return begins;
         });
     if (time) report.planned = std::ssize(report.records);
   } catch (const Interrupted&) {
     report.stopped = interruption();
     const bool is_told = !report.records.empty() && !report.records.back().run.rank_gone.empty();
-    if (others != nullptr && begun_on && !is_told && report.records.size() < here.size()) {
-      report.records.push_back(cut_off(session, contract, *here[report.records.size()], *begun_on).record);
+    if (under_way != nullptr && begun_on && !is_told) {
+      report.records.push_back(cut_off(session, contract, *under_way, *begun_on).record);
       add_newest();
     }
   }

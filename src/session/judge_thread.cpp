@@ -39,7 +39,7 @@ void JudgeThread::wait(size_t most, int64_t most_bytes) {
   if (!error_) return;
   waiting_.clear();
   bytes_ = 0;
-  std::rethrow_exception(std::exchange(error_, nullptr));
+  std::rethrow_exception(error_);
 }
 
 void JudgeThread::serve() {

@@ -28,7 +28,7 @@ class JudgeThread {
   /// Returns at once. The thread starts with the first check; where there can be no thread, the caller judges.
   void add(Attempt attempt);
   /// Waits while more than `most` checks, or two or more with more than `most_bytes` of tensors in all, are not judged
-  /// yet. Throws what the judge threw, once: the checks behind are not judged then.
+  /// yet. Throws what the judge threw, every time: no further check is judged then.
   void wait(size_t most, int64_t most_bytes = std::numeric_limits<int64_t>::max());
 
  private:

@@ -43,8 +43,9 @@ void append_contexts(RunResult other, const Case& c, RunResult& run) {
   }
 }
 
-/// Tensors of small checks: two may run at once, and several wait to be judged.
-constexpr int64_t kMostBytesAtOnce = int64_t{16} << 20;
+/// Checks that may wait to be judged, and the bytes of their tensors.
+constexpr size_t kMostWaiting = 8;
+constexpr int64_t kMostBytesWaiting = int64_t{16} << 20;
 
 /// Names the processes that work on the check.
 std::string worked_on_by(const Check& check) { return check.candidate.name + "@" + check.candidate.device; }
@@ -66,7 +67,7 @@ void Scheduler::run() {
   try {
     run_checks();
   } catch (...) {
-    judge_.wait(0);  // what has run is not lost
+    judge_.wait(0);  // what has run is not lost, unless a signal ends judging, too
     throw;
   }
 }
@@ -76,11 +77,11 @@ void Scheduler::run_checks() {
     Attempt done = finish(*running);
     if (run_.options.total_shards) done.record.whole_index = done.check - run_.selection.checks.data();
     if (gone_.empty()) gone_ = done.record.run.rank_gone;
-    // Judges at once if a rank is gone: the launcher may end this process soon, too. Without a process of its own a
-    // candidate runs in this one, and nothing beside it.
-    const bool is_alone = !fits_side_by_side(done.record.c) || !gone_.empty() || !Isolation::is_on();
+    // With ranks in other processes a launcher may end this one at any time: what has run is judged before the next
+    // check begins. Without a process of its own a candidate runs in this one, and nothing beside it.
+    const bool is_alone = !fits_side_by_side(done.record.c) || run_.ranks || !Isolation::is_on();
     judge_.add(std::move(done));
-    judge_.wait(is_alone ? 0 : run_.ranks ? 1 : 8, kMostBytesAtOnce);
+    judge_.wait(is_alone ? 0 : kMostWaiting, kMostBytesWaiting);
     if (next_error_) std::rethrow_exception(std::exchange(next_error_, nullptr));
   }
   judge_.wait(0);
@@ -91,7 +92,7 @@ std::unique_ptr<Scheduler::Running> Scheduler::begin_next(const Running* beside)
   for (; next_index_ < checks.size(); ++next_index_) {
     const Check& check = checks[next_index_];
     if (!check.here) continue;
-    if (beside != nullptr && !may_begin_beside(check, *beside)) return nullptr;
+    if (beside != nullptr && !(may_begin_beside(check, *beside) && open_second_lane())) return nullptr;
     if (calls_.begins && !calls_.begins(check)) continue;
     ++next_index_;
     open_processes(check);
@@ -101,22 +102,38 @@ std::unique_ptr<Scheduler::Running> Scheduler::begin_next(const Running* beside)
   return nullptr;
 }
 
-bool Scheduler::may_begin_beside(const Check& check, const Running& now) {
-  const bool are_small =
-      tensor_bytes(check.c) <= kMostBytesAtOnce && tensor_bytes(now.attempt.record.c) <= kMostBytesAtOnce;
-  if (!has_two_lanes_ || !are_small || worked_on_by(check) != running_) return false;
-  if (lanes_[1].worker) return true;
-  // To start processes takes as long as the second lane saves in this many checks.
-  constexpr size_t kFewChecks = 16;
-  const std::vector<Check>& checks = run_.selection.checks;
-  const size_t last = next_index_ + kFewChecks - 1;
-  if (last >= checks.size() || worked_on_by(checks[last]) != running_) return false;
+bool Scheduler::may_begin_beside(const Check& check, const Running& now) const {
+  // Each of two checks may have half of the processors, so the candidate must be far from its time limit.
+  const double most_ms = 100.0 * static_cast<double>(run_.options.timeout_s);
+  return has_two_lanes_ && worked_on_by(check) == running_ && is_small(check.c) && is_small(now.attempt.record.c) &&
+         slowest_ms_ > 0 && slowest_ms_ < most_ms;
+}
+
+bool Scheduler::open_second_lane() {
+  Lane& lane = lanes_[1];
+  if (lane.worker) return true;
   try {
-    start(lanes_[1]);
-  } catch (const std::exception&) {  // one lane does, too
+    start(lane);
+    if (lane.second && run_.options.wants("determinism")) lane.second->start();
+  } catch (const std::exception&) {
+    lane.second.reset();
+    lane.worker.reset();
     has_two_lanes_ = false;
   }
   return has_two_lanes_;
+}
+
+bool Scheduler::deserves_two_lanes(const Check& check) const {
+  if (!Isolation::is_on() || check.candidate.device != "cpu" || run_.ranks) return false;
+  // To start processes takes as long as the second lane saves in this many checks.
+  constexpr int kFewChecks = 16;
+  const std::string worked_on = worked_on_by(check);
+  int checks = 0;
+  for (const Check* each = &check; each <= &run_.selection.checks.back() && worked_on_by(*each) == worked_on; ++each) {
+    checks += each->here ? 1 : 0;
+    if (checks > kFewChecks) return true;
+  }
+  return false;
 }
 
 void Scheduler::open_processes(const Check& check) {
@@ -129,6 +146,8 @@ void Scheduler::open_processes(const Check& check) {
     lane.second.reset();
   }
   has_two_lanes_ = false;
+  slowest_ms_ = 0;
+  broken_.clear();
   const auto external = run_.selection.external.find(check.candidate.name);
   if (external != run_.selection.external.end()) {
     lanes_[0].worker = external->second;
@@ -137,9 +156,17 @@ void Scheduler::open_processes(const Check& check) {
     config_.memory_limit = run_.options.memory_limit;
     config_.ranks = run_.ranks;
     config_.in_worker = check.candidate.device != "cpu" && runs_in_worker(check.candidate, config_.plugins);
-    has_two_lanes_ = Isolation::is_on() && check.candidate.device == "cpu" && !run_.ranks;
-    if (has_two_lanes_) config_.side_by_side = 4;
-    start(lanes_[0]);
+    config_.in_two_lanes = has_two_lanes_ = deserves_two_lanes(check);
+    const auto begin = Clock::now();
+    try {
+      start(lanes_[0]);
+    } catch (const InputError& e) {  // the plugins could be loaded before, to ask for their candidates
+      broken_ = e.what();
+      lanes_[0].worker = std::make_shared<Worker>(WorkerConfig{{}, check.candidate.device});
+      has_two_lanes_ = false;
+    }
+    constexpr double kLongStartMs = 1000;
+    has_two_lanes_ = has_two_lanes_ && ms_since(begin) < kLongStartMs;
   }
   running_ = wanted;
   const DeviceInfo& device = lanes_[0].worker->info().device.value();
@@ -205,6 +232,7 @@ Attempt Scheduler::finish(Running& running) {
   record.times.run_ms = record.run.run_ms;
   record.times.transfer_ms = record.run.transfer_ms;
   record.times.total_ms = ms_since(std::max(running.start, last_end_));
+  slowest_ms_ = std::max(slowest_ms_, record.times.total_ms);
   last_end_ = Clock::now();
   return std::move(attempt);
 }
@@ -220,8 +248,8 @@ void Scheduler::begin_on_data(Running& running) {
   const std::chrono::seconds limit(run_.options.timeout_s);
   running.second = running.checks.determinism && lane.second ? &*lane.second : nullptr;
   running.is_side_by_side = running.second != nullptr && running.second->may_run_beside(record.c);
-  running.until = Clock::now() + limit;
   lane.worker->begin(record.candidate, record.c, attempt.inputs, attempt.outputs, running.checks, limit);
+  running.until = Clock::now() + limit;
   if (running.is_side_by_side) running.second->begin(record.candidate, record.c, attempt.inputs, limit, run_.threads);
 }
 
@@ -281,6 +309,11 @@ bool Scheduler::is_refused(const Check& check, CaseRecord& record) {
     record.run.message = check.candidate.no_kernel;
     return true;
   }
+  if (!broken_.empty()) {
+    record.run.status = RunStatus::crashed;
+    record.run.message = broken_;
+    return true;
+  }
   if (!gone_.empty()) {  // each further check would wait for the rank again
     record.run.status = RunStatus::crashed;
     record.run.message = record.run.rank_gone = gone_;
@@ -337,7 +370,7 @@ void Scheduler::wait_for(const Running& running) {
       if (both[i]->second->may_go_on()) both[i]->second->go_on();
       answers[1 + i].fd = both[i]->second->awaited();
     }
-    if (answers[0].fd < 0 && answers[1].fd < 0) return;
+    if (answers[0].fd < 0 && answers[1].fd < 0) return;  // the check beside may still be at work
     poll(answers.data(), answers.size(), kTickMs);
   }
 }

@@ -40,7 +40,7 @@ struct SchedulerCalls {
   std::function<void(Attempt&)> judge;
   /// Gets the first worker's device before anything runs on it.
   std::function<void(const DeviceInfo&)> on_first_device = {};
-  /// Whether the check, whose turn it is, shall run; false leaves it out.
+  /// Whether the check, which is the next one to begin, shall run; false leaves it out.
   std::function<bool(const Check&)> begins = {};
 };
 
@@ -94,11 +94,15 @@ class Scheduler {
   /// Begins the next check that is to run; nullptr if there is none. `beside`: nullptr, or the check that runs now,
   /// beside which only some may begin.
   std::unique_ptr<Running> begin_next(const Running* beside = nullptr);
-  /// Starts the second lane unless few checks of the candidate are left; where it can't start, there is only the first.
-  bool may_begin_beside(const Check& check, const Running& now);
+  /// Whether the check may begin beside `now`.
+  bool may_begin_beside(const Check& check, const Running& now) const;
+  /// Starts the second lane if it does not run; false where it can't start. Then there is only the first.
+  bool open_second_lane();
   /// Makes the lanes those of the candidate and device of `check`.
   void open_processes(const Check& check);
   void start(Lane& lane) const;
+  /// Whether two lanes save time for the candidate of `check`, the first of its checks: on the CPU, if there are many.
+  bool deserves_two_lanes(const Check& check) const;
   /// Whether a candidate of a GPU runs in the worker's process: a candidate that is shipped with this program, which
   /// has no reason to cheat, or one with ranks, which communicate through NCCL there.
   bool runs_in_worker(const ChosenCandidate& candidate, const std::vector<std::string>& plugins) const;
@@ -109,7 +113,8 @@ class Scheduler {
   std::unique_ptr<Running> begin(const Check& check, Lane& lane);
   /// The check's results; not judged.
   Attempt finish(Running& running);
-  /// Says in the record why the check can't run: no kernel, no memory, a rank that is gone. False when it can.
+  /// Says in the record why the check can't run: no kernel, no memory, no process for the candidate, a rank that is
+  /// gone. False when it can.
   bool is_refused(const Check& check, CaseRecord& record);
   void provide_inputs(Attempt& attempt);
   /// Begins the launches on the inputs of the attempt.
@@ -132,9 +137,10 @@ class Scheduler {
 
   WorkerConfig config_;  ///< of the processes of the lanes, but for an external command
   std::array<Lane, 2> lanes_;
-  bool has_two_lanes_ = false;
-  std::string running_;   ///< candidate and device of the lanes
-  std::string arch_key_;  ///< whose overlays apply on the device of the lanes
+  bool has_two_lanes_ = false;  ///< a second one may begin
+  double slowest_ms_ = 0;       ///< that a check took in the lanes; 0 before the first has ended
+  std::string running_;         ///< candidate and device of the lanes
+  std::string arch_key_;        ///< whose overlays apply on the device of the lanes
 
   size_t next_index_ = 0;            ///< of the first check that has not had its turn
   std::unique_ptr<Running> next_;    ///< the check after the present one, if it has begun
@@ -142,7 +148,8 @@ class Scheduler {
   Clock::time_point last_end_ = {};  ///< of the check before the present one
   PreparedInputs prepared_;
   JudgeThread judge_;
-  std::string gone_;  ///< why a rank will not come to any further check; "" while all do
+  std::string broken_;  ///< why the lanes' candidate has no process; "" while it has
+  std::string gone_;    ///< why a rank will not come to any further check; "" while all do
 };
 
 }  // namespace checkop

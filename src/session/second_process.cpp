@@ -38,11 +38,16 @@ void SecondProcess::begin(const std::string& candidate, const Case& c, const std
   waiting_.reset(), other_.reset();
   is_running_ = false;
   try {
-    if (!worker_) worker_.emplace(config_);
+    start();
   } catch (const EnvironmentError& e) {
     result_ = {};
     result_.status = RunStatus::no_device;
     result_.message = fmt::format("{}; name --check without determinism to do without one", e.what());
+    return;
+  } catch (const InputError& e) {  // the first process could load the plugins
+    result_ = {};
+    result_.status = RunStatus::crashed;
+    result_.message = e.what();
     return;
   }
   waiting_ = {&candidate, &c, &inputs, limit};

@@ -22,8 +22,12 @@ class SecondProcess {
   /// ranks do not meet those of the first.
   bool may_run_beside(const Case& c) const;
 
+  /// Starts the process if it does not run. Throws as Worker does.
+  void start() {
+    if (!worker_) worker_.emplace(config_);
+  }
   /// Begins to run `candidate` on other data of the same sizes, and returns while the process works on them. The
-  /// process starts with the first call. All arguments must live until finish().
+  /// process starts with the first call, unless start() was called. All arguments must live until finish().
   void begin(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs, std::chrono::seconds limit,
              unsigned threads);
   /// Whether go_on() has something to begin and would not wait.

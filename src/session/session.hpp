@@ -44,8 +44,8 @@ class Session {
   std::vector<std::string> left_over() const;
 
   /// Runs every check, and calls `judge` with each in order, on a thread of its own; see Scheduler. `on_first_device`
-  /// gets the first worker's device before anything runs on it. A check for which `begins` returns false, when it is
-  /// its turn, is left out. Throws InputError when --arch-key is not the device's.
+  /// gets the first worker's device before anything runs on it. A check for which `begins` returns false, before it
+  /// begins, is left out. Throws InputError when --arch-key is not the device's.
   void run_all(const std::function<void(Attempt&)>& judge,
                const std::function<void(const DeviceInfo&)>& on_first_device = {},
                const std::function<bool(const Check&)>& begins = {}) const;

@@ -141,6 +141,11 @@ bool fits_side_by_side(const Case& c) {
   return tensor_bytes(c) <= most;
 }
 
+bool is_small(const Case& c) {
+  constexpr int64_t kMostBytes = int64_t{16} << 20;
+  return tensor_bytes(c) <= kMostBytes;
+}
+
 Worker::Worker(WorkerConfig config) : config_(std::move(config)) {
   if (config_.external) {
     folder_ = std::make_unique<TempFolder>();
@@ -189,8 +194,10 @@ void Worker::start() {
   Message message;
   json answer;
   try {
-    switch (receive_message(process->socket.get(), message, Clock::now() + kStartLimit,
-                            [&] { return process->child.is_alive(); })) {
+    switch (receive_message(process->socket.get(), message, Clock::now() + kStartLimit, [&] {
+      stop_if_interrupted();
+      return process->child.is_alive();
+    })) {
       case Received::message:
         answer = json::parse(message.body);
         break;
@@ -301,7 +308,8 @@ uint64_t Worker::allowed_bytes(const Case& c) const {
   if (config_.device != "cpu" || has_gpu) return 0;  // a CUDA driver maps more than there is
   if (config_.memory_limit > 0) return config_.memory_limit;
   const uint64_t room = room_for_candidates(memory_need(c, /*on_cuda=*/false, 1).host);
-  return fits_side_by_side(c) ? room / config_.side_by_side : room;
+  if (!fits_side_by_side(c)) return room;
+  return room / (config_.in_two_lanes && is_small(c) ? 4 : 2);
 }
 
 size_t Worker::index_of(const std::string& candidate, const Case& c) const {

@@ -21,6 +21,9 @@ namespace checkop {
 /// sixty-fourth of the memory that the host had free at the first call.
 bool fits_side_by_side(const Case& c);
 
+/// Whether two such cases may be run at once, each in two processes: its tensors have at most 16 MiB.
+bool is_small(const Case& c);
+
 /// Where a worker connects to the processes of other ranks; see RankJob.
 struct RankService {
   int channel = -1;
@@ -37,7 +40,7 @@ struct WorkerConfig {
   bool times = false;         ///< candidates are timed: each plugin has a process of its own
   std::string folder = {};    ///< that plugins may write to; the worker makes it
   uint64_t memory_limit = 0;  ///< that a candidate on the CPU may use; 0: what the machine has free
-  uint64_t side_by_side = 2;  ///< processes of one candidate that may work at once on small cases, and share that
+  bool in_two_lanes = false;  ///< two small cases may be run at once, and share that
 };
 
 /// What a worker says of itself once it is up.

@@ -32,6 +32,11 @@ checkop_status sleeps(const checkop_call*) {
   return CHECKOP_OK;
 }
 
+checkop_status takes_a_while(const checkop_call* call) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  return multiply(call);
+}
+
 /// Its child keeps the worker's socket open and sleeps.
 checkop_status leaves_child_and_dies(const checkop_call*) {
   if (fork() == 0) {
@@ -88,6 +93,7 @@ constexpr checkop_kernel kKernels[] = {
     kernel("segfaults", segfaults),
     kernel("aborts", aborts),
     kernel("exits", exits),
+    kernel("takes_a_while", takes_a_while),
     kernel("sleeps", sleeps),
     kernel("leaves_child_and_dies", leaves_child_and_dies),
     kernel("crashes_later", crashes_later),

@@ -2,6 +2,8 @@
 // The order of work of a run: what is asked and judged, what runs at once, and what an error leaves.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <stdexcept>
@@ -71,6 +73,43 @@ TEST(Scheduler, TwoOfManyChecksOfACandidateRunAtOnceOnTheCpu) {
     });
     EXPECT_EQ(most, processes) << checks;
   }
+}
+
+TEST(Scheduler, ACandidateThatIsFarFromItsTimeLimitAloneHasTwoLanes) {
+  RunOptions options = products("1:17");
+  options.timeout_s = 1;
+  options.plugins = {test_plugin("crashes")};
+  options.candidates = {"takes_a_while"};
+  const Session session(options, select_checks(options));
+  const size_t before = children();
+  size_t most = 0;
+  int judged = 0;
+  EXPECT_THROW(session.run_all([&](Attempt&) {
+    most = std::max(most, children() - before);
+    if (++judged == 3) throw std::runtime_error("enough");
+  }),
+               std::runtime_error);
+  EXPECT_EQ(most, 2);
+}
+
+TEST(Scheduler, ACandidateThatLoadsNoMoreIsAnErrorOfItsOwnChecks) {
+  RunOptions options = products("1:3");
+  options.plugins.push_back(test_plugin("loads_no_more"));
+  options.candidates = {"loads_no_more", "honest"};
+  const Session session(options, select_checks(options));
+  setenv("CHECKOP_LOADS_NO_MORE", "1", 1);
+  Names outcomes;
+  session.run_all([&](Attempt& attempt) {
+    const CaseRecord& record = attempt.record;
+    outcomes.push_back(record.candidate + " " + std::string(to_string(record.run.status)));
+    const bool is_broken = record.candidate == "loads_no_more";
+    EXPECT_EQ(record.run.message.find("exited with code 3 before it answered") != std::string::npos, is_broken)
+        << record.run.message;
+  });
+  unsetenv("CHECKOP_LOADS_NO_MORE");
+  Names expected(3, "loads_no_more crashed");
+  expected.insert(expected.end(), 3, "honest ok");
+  EXPECT_EQ(outcomes, expected);
 }
 
 TEST(Scheduler, WhatRanBeforeAnErrorIsJudged) {
