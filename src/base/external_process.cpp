@@ -123,8 +123,11 @@ TempFolder::TempFolder() {
   const std::filesystem::path base = std::filesystem::temp_directory_path(error);
   path_ = (base / "check_operator.XXXXXX").string();
   if (error || mkdtemp(path_.data()) == nullptr) {
-    throw EnvironmentError(fmt::format("no temporary folder can be made in '{}': {}", base.string(),
-                                       error ? error.message() : std::strerror(errno)));
+    const char* const given = std::getenv("TMPDIR");
+    const std::string where = error && given != nullptr ? given : base.string();
+    throw EnvironmentError(
+        fmt::format("no temporary folder can be made in '{}': {}; let TMPDIR name a folder that can be written", where,
+                    error ? error.message() : std::strerror(errno)));
   }
 }
 

@@ -29,13 +29,6 @@ std::string resolve(const std::string& path) {
   return resolved.empty() ? path : resolved.string();
 }
 
-[[noreturn]] void fail_to_write(const std::string& path, const char* doing, int error) {
-  const std::string why = std::strerror(error);
-  if (error == ENOSPC || error == EDQUOT || error == EFBIG || error == EIO)
-    throw EnvironmentError(fmt::format("{}: {}: {}; make room, or give another path", path, doing, why));
-  throw InputError(path, fmt::format("{}: {}", doing, why), "give a path that can be written");
-}
-
 /// Writes all of `text`; returns false with errno on failure. `at` < 0 writes at the file's own position.
 bool write_all(int descriptor, std::string_view text, int64_t at = -1) {
   while (!text.empty()) {
@@ -70,6 +63,13 @@ std::string temporary_name(const std::string& target) { return fmt::format("{}.{
 constexpr int kCreate = O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC;
 
 }  // namespace
+
+void fail_to_write(const std::string& path, const char* doing, int error) {
+  const std::string why = std::strerror(error);
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG || error == EIO)
+    throw EnvironmentError(fmt::format("{}: {}: {}; make room, or give another path", path, doing, why));
+  throw InputError(path, fmt::format("{}: {}", doing, why), "give a path that can be written");
+}
 
 bool is_replaceable(const std::string& path) {
   std::error_code ignored;

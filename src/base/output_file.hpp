@@ -17,6 +17,10 @@ void write_file(const std::string& path, std::string_view text);
 /// Throws as write_file() where that would fail, before there is anything to write; the file stays as it is.
 void require_writable(const std::string& path);
 
+/// Throws for the errno `error` of a failed call on the file: EnvironmentError where there is no room, InputError
+/// otherwise. `doing`: "cannot be opened".
+[[noreturn]] void fail_to_write(const std::string& path, const char* doing, int error);
+
 /// Whether write_file() replaces the file by a rename; false where it writes directly.
 bool is_replaceable(const std::string& path);
 

@@ -80,6 +80,14 @@ std::vector<std::string_view> dims_of(const Case& c) {
   return names;
 }
 
+std::vector<std::pair<std::string_view, double>> chosen_attrs(const Case& c) {
+  std::vector<std::pair<std::string_view, double>> chosen;
+  for (size_t i = 0; i < c.attrs.size(); ++i) {
+    if (c.attrs[i] != c.op->attrs[i].fallback) chosen.emplace_back(c.op->attrs[i].name, c.attrs[i]);
+  }
+  return chosen;
+}
+
 bool ignored_every_counts(const Case& c) {
   const auto inputs = c.pass->inputs;
   const bool masked = std::any_of(inputs.begin(), inputs.end(), [&](const TensorSpec& spec) {
@@ -111,9 +119,7 @@ std::string case_name(const Case& c) {
     name += fmt::format("~ignored{}", c.ignored_every);
   }
   if (has_ignored_runs(c)) name += fmt::format("~runs{}", c.ignored_run);
-  for (size_t i = 0; i < c.attrs.size(); ++i) {
-    if (c.attrs[i] != c.op->attrs[i].fallback) name += fmt::format("+{}={}", c.op->attrs[i].name, c.attrs[i]);
-  }
+  for (const auto& [attr, value] : chosen_attrs(c)) name += fmt::format("+{}={}", attr, value);
   if (c.grad_mode != usual.grad_mode) name += "~ones";
   if (c.seed != usual.seed) name += fmt::format("#{}", c.seed);
   if (c.grad_seed != usual.grad_seed) name += fmt::format("g{}", c.grad_seed);
@@ -126,11 +132,7 @@ std::string case_flags(const Case& c) {
     flags += fmt::format(" --{} {}", flag_name(dim), c.dims.find(dim)->second);
   }
   if (!c.part_bounds.empty()) flags += fmt::format(" --shard-bounds {}", fmt::join(c.part_bounds, ","));
-  for (size_t i = 0; i < c.attrs.size(); ++i) {
-    if (c.attrs[i] != c.op->attrs[i].fallback) {
-      flags += fmt::format(" --{} {}", flag_name(c.op->attrs[i].name), c.attrs[i]);
-    }
-  }
+  for (const auto& [attr, value] : chosen_attrs(c)) flags += fmt::format(" --{} {}", flag_name(attr), value);
   if (!c.optionals.empty()) flags += fmt::format(" --with {}", fmt::join(c.optionals, "+"));
   if (c.input_mode != InputMode::random) flags += fmt::format(" --input-mode {}", to_string(c.input_mode));
   if (c.input_mode == InputMode::constant) {

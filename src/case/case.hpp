@@ -37,6 +37,9 @@ struct Case {
   uint64_t grad_seed = 123;
 };
 
+/// The attributes, by name, whose values are not the operator's defaults.
+std::vector<std::pair<std::string_view, double>> chosen_attrs(const Case& c);
+
 /// "logp-bf16-8x512x151936": operator, dtype, the extents in the order of dims_of(); for a tensor-parallel operator
 /// "@4" for the number of ranks, or "@0-3-7-12-16" for given bounds of their parts; then everything that differs from
 /// the default ("+bias", "~peaked", "#7" for another seed). The name and the pass identify the data.

@@ -137,7 +137,7 @@ void validate_parts(const Case& c) {
     throw InputError("--world-size", fmt::format("expected at most {} ranks, got {}", kMostRanks, ranks), "give fewer");
   if (ranks > total) {
     throw InputError("--world-size",
-                     fmt::format("{} ranks for a {} of {}: one would be empty", ranks, c.op->parallel_dim, total),
+                     fmt::format("{} ranks share {}={}: one would have nothing", ranks, c.op->parallel_dim, total),
                      fmt::format("give at most {}", total));
   }
   validate_segments(c);

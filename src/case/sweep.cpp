@@ -17,6 +17,8 @@ namespace {
 int64_t parse_size(const std::string& where, std::string_view text, int64_t least) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc::result_out_of_range)
+    throw InputError(where, fmt::format("{} is too large", text), "give a size below 2^63");
   if (error != std::errc{} || end != text.data() + text.size() || value < least) {
     throw InputError(where, fmt::format("expected an integer >= 1, got {}", text.empty() ? "nothing" : text),
                      "give a size, a list 1,7,64 or a range 1:4096:x2");

@@ -38,7 +38,8 @@ int calibrate_command(const Options& options) {
     crashed |= record.judgment.verdict == Verdict::error || record.judgment.verdict == Verdict::timeout;
     fmt::print("{}  {}: {}\n", to_string(record.judgment.verdict), check_name(*attempt.check), record.judgment.reason);
   });
-  fmt::print("{} ({}): {} outputs compared\n", contract.path(), contract.hash(), calibration.outputs());
+  fmt::print("{} ({}): {} output{} compared\n", contract.path(), contract.hash(), calibration.outputs(),
+             calibration.outputs() == 1 ? "" : "s");
   print(calibration);
   if (crashed) return 4;
   if (calibration.outputs() == 0) return 3;

@@ -225,7 +225,7 @@ void add_json_option(CLI::App& app, RunOptions& run, const std::string& help) {
   app.add_option_function<std::vector<std::string>>(
          "--json",
          [&run](const std::vector<std::string>& file) {
-           if (file.empty() || file.front().empty()) {
+           if (file.empty() || file.front().empty() || file.front() == "-") {
              run.json_to_stdout = true;
            } else {
              run.json_file = file.front();

@@ -263,7 +263,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
       "compares every\n"
       "element with an FP64 gold under a tolerance contract, and checks memory, determinism and batch invariance.\n"
       "Exit codes: 0 passed, 1 a check failed, 2 bad input, 3 nothing checked or unsupported, 4 a candidate crashed or "
-      "hung, 5 no such device.",
+      "hung, 5 a device, compute-sanitizer or disk space is missing.",
       "check_operator"};
   app.set_version_flag("--version", std::string(kVersion));
   app.require_subcommand(0, 1);

@@ -323,10 +323,10 @@ Judgment judge_clean(const Case& c, const std::vector<Comparison>& comparisons, 
                      const Compared& compared) {
   const bool is_empty = row_count(c) == 0 || has_empty_dim(c);
   if (!compared.any && !checks.memory) {
-    if (is_empty && !accuracy)
-      return {Verdict::skipped, "empty",
-              has_empty_dim(c) ? "an empty message: there are no bits to compare"
-                               : "no rows: there are no bits to compare"};
+    if (is_empty)
+      return {
+          Verdict::skipped, "empty",
+          has_empty_dim(c) ? "an empty message: there is nothing to compare" : "no rows: there is nothing to compare"};
     return {Verdict::vacuous, "empty", "nothing was compared"};
   }
   for (size_t i = 0; accuracy && i < comparisons.size(); ++i) {

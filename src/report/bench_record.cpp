@@ -31,6 +31,7 @@ std::string title(const BenchRecord& record) {
   for (const std::string_view dim : dims_of(record.c)) {
     text += fmt::format(" {}={}", dim, record.c.dims.find(dim)->second);
   }
+  for (const auto& [attr, value] : chosen_attrs(record.c)) text += fmt::format(" {}={}", attr, value);
   return text;
 }
 

@@ -6,9 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
-
-#include "base/error.hpp"
+#include <filesystem>
 
 namespace checkop {
 namespace {
@@ -25,9 +23,8 @@ std::string members(const json& object) {
 
 ReportStream::ReportStream(const std::string& path, const Report& report) : path_(path) {
   if (!is_replaceable(path)) {
-    if (access(path.c_str(), W_OK) != 0)
-      throw InputError(path, std::string("cannot be opened: ") + std::strerror(errno),
-                       "give a path that can be written");
+    if (std::filesystem::is_directory(path)) fail_to_write(path, "cannot be opened", EISDIR);
+    if (access(path.c_str(), W_OK) != 0) fail_to_write(path, "cannot be opened", errno);
     return;
   }
   DeviceInfo none;

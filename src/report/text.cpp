@@ -58,8 +58,10 @@ std::string title(const CaseRecord& record) {
   std::string text = fmt::format("{}/{}  {}  {} ", c.op->name, c.pass->name, record.candidate, info(c.dtype).name);
   for (const std::string_view dim : dims_of(c)) text += fmt::format(" {}={}", dim, c.dims.find(dim)->second);
   if (!c.part_bounds.empty()) text += fmt::format(" shard_bounds={}", fmt::join(c.part_bounds, ","));
+  for (const auto& [attr, value] : chosen_attrs(c)) text += fmt::format(" {}={}", attr, value);
   for (const std::string& optional : c.optionals) text += " +" + optional;
   if (c.input_mode != InputMode::random) text += fmt::format(" {}", to_string(c.input_mode));
+  if (c.input_mode == InputMode::constant) text += fmt::format("={}", c.constant_value);
   if (ignored_every_counts(c)) text += fmt::format(" ignored_every={}", c.ignored_every);
   if (has_ignored_runs(c)) text += fmt::format(" ignored_run={}", c.ignored_run);
   if (has_generated_inputs(record)) text += fmt::format(" seed={}", c.seed);

@@ -94,7 +94,8 @@ void BenchPeers::Peer::start() {
     process_.emplace(command_, folder_.path() + "/stderr");
     process_->limit_answers(limit_);
     const json hello{{"protocol", 1}, {"device", device_}};
-    const JsonValue answer = JsonValue::parse(process_->request(json_line({{"hello", hello}})), where);
+    const JsonValue answer =
+        JsonValue::parse(process_->request(json_line({{"hello", hello}})), where + ": its first answer");
     if (const auto lacking = answer.find("no_device"))
       throw EnvironmentError(fmt::format("{}: {}", where, lacking->string()));
     if (const auto error = answer.find("error")) throw InputError(where, error->string());

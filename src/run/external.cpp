@@ -77,8 +77,11 @@ const Operator& require_operator(const JsonValue& name) {
   std::vector<std::string> known;
   for (const Operator* op : operators()) known.emplace_back(op->name);
   const std::string nearest = did_you_mean(name.string(), known);
-  throw InputError(name.where(), fmt::format("unknown operator '{}'", name.string()),
-                   nearest.empty() ? "see 'check_operator list', or give it a case with --inputs and --gold" : nearest);
+  throw InputError(
+      name.where(), fmt::format("unknown operator '{}'", name.string()),
+      nearest.empty()
+          ? "see 'check_operator list'; an operator of your own is named with --op, beside --inputs and --gold"
+          : nearest);
 }
 
 void require_wanted_device(const std::string& where, const std::string& wanted, const DeviceInfo& device) {
@@ -124,7 +127,7 @@ std::string take_outputs(const std::string& path, const Pass& pass, const checko
 void tell(const checkop_call& call, const std::string& message) {
   if (call.message_bytes == 0) return;
   const size_t n = std::min(message.size(), call.message_bytes - 1);
-  std::memcpy(call.message, message.data(), n);
+  std::memcpy(call.message, in_one_line(message).data(), n);
   call.message[n] = '\0';
 }
 
@@ -348,7 +351,7 @@ External::External(const ExternalCommand& command, int socket)
                    {"transports", transports()},
                    {"id", requests_}};
   try {
-    read_hello(command, JsonValue::parse(ask({{"hello", hello}}, "id", requests_), where));
+    read_hello(command, JsonValue::parse(ask({{"hello", hello}}, "id", requests_), where + ": its first answer"));
   } catch (const ProcessEnded& e) {
     throw InputError(where, e.what(), "it should answer the first line with what it can do");
   }

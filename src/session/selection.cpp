@@ -234,44 +234,26 @@ bool all_have_some_operator(const CandidateChoice& options, const WorkerInfo& kn
                      [&](const std::string& name) { return has(known, name) || has(shipped, name); });
 }
 
-/// The candidates' names in the order given. "all" stands for every candidate that runs on the chosen kinds of device.
-/// Throws InputError for a candidate that no selected operator has, unless the user named operators and all candidates
-/// have kernels for others.
-std::vector<std::string> candidate_names(const RunOptions& options, const WorkerInfo& known, const DeviceChoice& choice,
-                                         const std::set<std::string>& ops, const Selection& selection) {
-  std::vector<std::string> available, usable;
-  for (size_t i = 0; i < known.candidates.size(); ++i) {
-    const Candidate& candidate = known.candidates[i];
-    if (!ops.contains(candidate.op)) continue;
-    if (std::find(available.begin(), available.end(), candidate.name) == available.end())
-      available.push_back(candidate.name);
-    const bool runs =
-        selection.external.contains(candidate.name) ||
-        (known.candidate_device[i] == CHECKOP_CPU ? choice.cpu : choice.cuda && known.cuda_devices > choice.index);
-    if (runs && std::find(usable.begin(), usable.end(), candidate.name) == usable.end())
-      usable.push_back(candidate.name);
-  }
-  if (available.empty() && !ops.empty())
-    throw InputError("--candidate", fmt::format("there is none for {}", fmt::join(ops, ", ")),
-                     "add --plugin FILE or --exec COMMAND with one");
-  if (takes_all(options)) return usable;
-  const auto is_available = [&](const std::string& name) {
-    return std::find(available.begin(), available.end(), name) != available.end();
-  };
-  const bool none_has_a_kernel = names_operators(options) &&
-                                 std::none_of(options.candidates.begin(), options.candidates.end(), is_available) &&
-                                 all_have_some_operator(options, known);
-  std::vector<std::string> named;
-  for (const std::string& name : options.candidates) {
-    if (none_has_a_kernel || is_available(name)) {
-      if (std::find(named.begin(), named.end(), name) == named.end()) named.push_back(name);
+/// "logp, matmul", or the number of many operators.
+std::string words_of(const std::set<std::string>& ops) {
+  constexpr size_t kMostNamed = 8;
+  if (ops.size() > kMostNamed) return fmt::format("any of {} operators", ops.size());
+  return fmt::to_string(fmt::join(ops, ", "));
+}
+
+/// A plugin without a kernel for the selected operators would be passed over in silence. Where --candidate names its
+/// candidates, they are unsupported.
+void require_use_of_plugins(const CandidateChoice& options, const WorkerInfo& known, const std::set<std::string>& ops) {
+  if (!takes_all(options) || ops.empty()) return;
+  for (const std::string& path : options.plugins) {
+    std::set<std::string> others;
+    for (const Candidate& candidate : known.candidates)
+      if (candidate.path == path) others.insert(candidate.op);
+    if (others.empty() || std::any_of(others.begin(), others.end(), [&](const auto& op) { return ops.contains(op); }))
       continue;
-    }
-    const std::string nearest = did_you_mean(name, available);
-    throw InputError("--candidate", fmt::format("no candidate '{}' for {}", name, fmt::join(ops, ", ")),
-                     fmt::format("{}{}known: {}", nearest, nearest.empty() ? "" : " ", fmt::join(available, ", ")));
+    throw InputError("--plugin", fmt::format("'{}' has no kernel for {}", path, words_of(ops)),
+                     fmt::format("leave it out, or choose what it has with --op: {}", fmt::join(others, ", ")));
   }
-  return named;
 }
 
 /// The device on which the processes of --exec should compute; "auto" leaves the choice to them.
@@ -295,6 +277,52 @@ std::vector<ExternalCommand> external_commands(const CandidateChoice& options) {
                                                          : fmt::format("exec{}", i + 1);
   }
   return commands;
+}
+
+/// The candidates' names in the order given. "all" stands for every candidate that runs on the chosen kinds of device.
+/// Throws InputError for a candidate that no selected operator has, unless the user named operators and all candidates
+/// have kernels for others.
+std::vector<std::string> candidate_names(const RunOptions& options, const WorkerInfo& known, const DeviceChoice& choice,
+                                         const std::set<std::string>& ops, const Selection& selection) {
+  std::vector<std::string> available, usable;
+  for (size_t i = 0; i < known.candidates.size(); ++i) {
+    const Candidate& candidate = known.candidates[i];
+    if (!ops.contains(candidate.op)) continue;
+    if (std::find(available.begin(), available.end(), candidate.name) == available.end())
+      available.push_back(candidate.name);
+    const bool runs =
+        selection.external.contains(candidate.name) ||
+        (known.candidate_device[i] == CHECKOP_CPU ? choice.cpu : choice.cuda && known.cuda_devices > choice.index);
+    if (runs && std::find(usable.begin(), usable.end(), candidate.name) == usable.end())
+      usable.push_back(candidate.name);
+  }
+  if (ops.empty()) return options.candidates;  // there is no case
+  const std::string of_ops = words_of(ops);
+  if (available.empty())
+    throw InputError("--candidate", fmt::format("there is none for {}", of_ops),
+                     "add --plugin FILE or --exec COMMAND with one");
+  if (takes_all(options)) return usable;
+  const auto is_available = [&](const std::string& name) {
+    return std::find(available.begin(), available.end(), name) != available.end();
+  };
+  const bool none_has_a_kernel = names_operators(options) &&
+                                 std::none_of(options.candidates.begin(), options.candidates.end(), is_available) &&
+                                 all_have_some_operator(options, known);
+  std::vector<std::string> named;
+  for (const std::string& name : options.candidates) {
+    if (none_has_a_kernel || is_available(name)) {
+      if (std::find(named.begin(), named.end(), name) == named.end()) named.push_back(name);
+      continue;
+    }
+    for (const ExternalCommand& command : external_commands(options)) available.push_back(command.name);
+    const std::string nearest = did_you_mean(name, available);
+    const bool lacks_cuda = !built_with_cuda() && (name.starts_with("cuda") || name.starts_with("cublas"));
+    throw InputError(
+        "--candidate", fmt::format("no candidate '{}' for {}", name, of_ops),
+        lacks_cuda ? "this program was built without CUDA; configure with 'cmake --preset cuda'"
+                   : fmt::format("{}{}known: {}", nearest, nearest.empty() ? "" : " ", fmt::join(available, ", ")));
+  }
+  return named;
 }
 
 /// Throws InputError unless every command has a unique name that no candidate of `known` has.
@@ -486,12 +514,14 @@ Selection select_checks(const RunOptions& options) {
   std::set<std::string> ops;
   for (const Case& c : cases) ops.emplace(c.op->name);
   WorkerInfo known = probe_candidates({ops.begin(), ops.end()}, options.plugins, choice.cuda);
+  require_use_of_plugins(options, known, ops);
   check_external_names(options, known);
   if (needs_devices(options)) require_devices(options, choice, known.cuda_devices);
   Selection selection;
   const std::vector<std::string> expected =
       options.gold_file.empty() ? std::vector<std::string>() : std::vector<std::string>{options.gold_file};
   start_external(options, expected, known, selection);
+  std::vector<std::string> left_out;  // names of checks that --filter does not match
   for (const std::string& name : candidate_names(options, known, choice, ops, selection)) {
     for (size_t number = 0; number < cases.size(); ++number) {
       const Case& c = cases[number];
@@ -508,8 +538,16 @@ Selection select_checks(const RunOptions& options) {
               name));
         }
         selection.checks.push_back(std::move(check));
+      } else {
+        left_out.push_back(check_name(check));
       }
     }
+  }
+  if (cases.empty()) {
+    selection.why_empty = "no case of the files fits --suite, --op, --pass and --dtype";
+  } else if (selection.checks.empty() && !left_out.empty()) {
+    selection.why_empty = fmt::format("--filter: '{}' matches none of {} checks, such as {}; '*' stands for any text",
+                                      options.filter, left_out.size(), left_out.front());
   }
   keep_what_has_a_kernel(options, selection.checks);
   if (options.total_shards) deal_cases(selection.checks, *options.shard_index, *options.total_shards);

@@ -35,6 +35,7 @@ struct Selection {
   std::vector<Check> checks;  ///< of the whole run; grouped by candidate, so that each needs one worker
   /// Workers of the commands of --exec, by candidate; started to ask for their candidates, and kept for the checks.
   std::map<std::string, std::shared_ptr<Worker>> external;
+  std::string why_empty;  ///< a sentence for the user where flags left no check; "" otherwise
 
   /// Plugins used by the checks of the same candidate on the same device.
   std::vector<std::string> plugins_of(const ChosenCandidate& candidate) const;

@@ -15,6 +15,7 @@
 
 #include "base/error.hpp"
 #include "base/json.hpp"
+#include "base/output_file.hpp"
 #include "base/text.hpp"
 
 namespace checkop {
@@ -41,8 +42,7 @@ void write_at(int file, const std::string& path, uint64_t offset, const void* da
   while (bytes > 0) {
     const ssize_t done = pwrite(file, from, bytes, static_cast<off_t>(offset));
     if (done < 0 && errno == EINTR) continue;
-    if (done <= 0)
-      throw InputError(path, fmt::format("cannot be written: {}", std::strerror(errno)), "free some space");
+    if (done <= 0) fail_to_write(path, "cannot be written", done < 0 ? errno : ENOSPC);
     from += done;
     offset += static_cast<uint64_t>(done);
     bytes -= static_cast<size_t>(done);
@@ -147,9 +147,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<
   const uint64_t length = text.size();
   write_at(file_, path_, 0, &length, sizeof length);
   write_at(file_, path_, 8, text.data(), text.size());
-  if (ftruncate(file_, static_cast<off_t>(data_begin_ + at)) != 0) {
-    throw InputError(path, fmt::format("has no room for {} bytes: {}", at, std::strerror(errno)), "free some space");
-  }
+  if (ftruncate(file_, static_cast<off_t>(data_begin_ + at)) != 0) fail_to_write(path, "cannot be written", errno);
 }
 
 SafetensorsWriter::~SafetensorsWriter() {

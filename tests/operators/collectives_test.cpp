@@ -101,7 +101,7 @@ TEST(Collectives, EmptyMessagesTestTheLaunchAndTheMemory) {
     const std::string empty =
         fmt::format("--op {} --leaves 4 --numel 0 --world-size 4 --candidate native --device cpu", op);
     expect_exit(run_program(empty), 0, "an empty message: launch and memory only");
-    expect_exit(run_program(empty + " --check invariance"), 3, "an empty message: there are no bits to compare");
+    expect_exit(run_program(empty + " --check invariance"), 3, "an empty message: there is nothing to compare");
   }
 }
 

@@ -206,13 +206,16 @@ TEST(Verdict, AxisThatTheContractDoesNotNameDoesNotCount) {
   EXPECT_EQ(r.judged().verdict, Verdict::pass);
 }
 
-TEST(Verdict, BitsOfACaseWithoutRowsAreSkipped) {
+TEST(Verdict, NumbersAndBitsOfACaseWithoutRowsAreSkipped) {
   Clean r;
   r.c.dims["batch"] = 0;
   r.run.outputs[0].repeat.compared = 0;
-  r.accuracy = r.checks.memory = false;
-  EXPECT_EQ(r.judged().verdict, Verdict::skipped);
-  EXPECT_EQ(r.judged().reason, "no rows: there are no bits to compare");
+  r.checks.memory = false;
+  for (const bool accuracy : {false, true}) {
+    r.accuracy = accuracy;
+    EXPECT_EQ(r.judged().verdict, Verdict::skipped);
+    EXPECT_EQ(r.judged().reason, "no rows: there is nothing to compare");
+  }
 }
 
 TEST(Verdict, RunStatusDecidesFirst) {

@@ -110,7 +110,7 @@ TEST(Shards, WhatDoesNotTileIsRefused) {
   EXPECT_NE(with({1, 3, 7, 12, 16}).find("goes from 1 to 16"), std::string::npos);
   EXPECT_NE(with({0, 3, 3, 12, 16}).find("rank 1 would be empty"), std::string::npos);
   EXPECT_NE(with({0, 7, 3, 12, 16}).find("rank 1 would be empty"), std::string::npos);
-  EXPECT_NE(refusal_of(shared(3, 4)).find("4 ranks for a vocab of 3"), std::string::npos);
+  EXPECT_NE(refusal_of(shared(3, 4)).find("4 ranks share vocab=3"), std::string::npos);
   EXPECT_NE(refusal_of(shared(100, 65)).find("at most 64 ranks, got 65"), std::string::npos);
   EXPECT_NE(refusal_of(shared(100, 4, 3)).find("from 4 to 100, got 3"), std::string::npos);
   EXPECT_NE(refusal_of(shared(100, 4, 4.5)).find("got 4.5"), std::string::npos);

@@ -174,12 +174,13 @@ TEST(Safetensors, FileThatIsCutWhileItIsReadIsAnError) {
 }
 
 TEST(Safetensors, AFullDiskIsAnError) {
+  EXPECT_THROW(SafetensorsWriter("/dev/full", {}, {}), EnvironmentError);
   EXPECT_EQ(message_of([] { SafetensorsWriter("/dev/full", {}, {}); }),
-            "/dev/full: cannot be written: No space left on device; free some space");
+            "/dev/full: cannot be written: No space left on device; make room, or give another path");
   EXPECT_EQ(message_of([] {
               SafetensorsWriter("/dev/null", {{"x", DType::f32, {2}}}, {});
             }),
-            "/dev/null: has no room for 8 bytes: Invalid argument; free some space");
+            "/dev/null: cannot be written: Invalid argument; give a path that can be written");
 }
 
 TEST(Safetensors, FolderThatIsNotThereIsAnError) {
