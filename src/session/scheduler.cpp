@@ -250,7 +250,8 @@ void Scheduler::begin_on_data(Running& running) {
   running.is_side_by_side = running.second != nullptr && running.second->may_run_beside(record.c);
   lane.worker->begin(record.candidate, record.c, attempt.inputs, attempt.outputs, running.checks, limit);
   running.until = Clock::now() + limit;
-  if (running.is_side_by_side) running.second->begin(record.candidate, record.c, attempt.inputs, limit, run_.threads);
+  if (running.is_side_by_side)
+    running.second->begin(record.candidate, record.c, attempt.inputs, record.checks.invariance, limit, run_.threads);
 }
 
 void Scheduler::finish_on_data(Running& running) {
@@ -262,8 +263,8 @@ void Scheduler::finish_on_data(Running& running) {
   const bool is_ok = record.run.status == RunStatus::ok;
   if (SecondProcess* const second = running.second) {
     if (!running.is_side_by_side && is_ok)
-      second->begin(record.candidate, record.c, attempt.inputs, std::chrono::seconds(run_.options.timeout_s),
-                    run_.threads);
+      second->begin(record.candidate, record.c, attempt.inputs, record.checks.invariance,
+                    std::chrono::seconds(run_.options.timeout_s), run_.threads);
     if (running.is_side_by_side || is_ok) second->finish();
     if (is_ok) second->compare(attempt.outputs, run_.threads, record.run);
   }

@@ -93,6 +93,11 @@ TEST(Cheats, RememberedAnswersDoNotMakeBitsRepeat) {
                 "--batch 1 --seq 1");
 }
 
+TEST(Cheats, RememberedRowsDoNotMakeTheirBitsThoseOfTheBatch) {
+  expect_caught("remembers_rows",
+                {"fail", "invariance", "the last row alone, in a process that has not seen the batch", 1});
+}
+
 TEST(Cheats, NanInInputsIsSeenAndReachesNoOtherRun) {
   expect_caught("poisons_inputs", {"fail", "input", "changed an input: a: ", 1});
 }
