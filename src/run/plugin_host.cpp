@@ -610,7 +610,11 @@ PluginHost::Timed PluginHost::take_turns(const std::string& request, const std::
   double unseen_ms = ms_since(woken) - seen_ms;
   if (const std::optional<double> cpu = cpu_ms(); cpu && cpu_woken && cpu_before && cpu_after) {
     // A process that waits for a processor does nothing. What it did beside the pass that is timed counts as unseen.
-    unseen_ms = std::min(unseen_ms, *cpu - *cpu_woken - (*cpu_after - *cpu_before) + beside_ms);
+    // The system adds processor time to a running process by ticks: what it shows in the pass can be work before it,
+    // but for what all processors can do meanwhile.
+    const double most_ms = (seen_ms + beside_ms) * std::max(1u, std::thread::hardware_concurrency());
+    const double in_pass_ms = std::min(*cpu_after - *cpu_before, most_ms);
+    unseen_ms = std::min(unseen_ms, *cpu - *cpu_woken - in_pass_ms + beside_ms);
   }
   running.reset();
   if (!is_alone) stop_at_work();
