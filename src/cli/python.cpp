@@ -25,6 +25,10 @@ namespace fs = std::filesystem;
 /// The interpreter whose wheel started the program, else python3 of PATH.
 std::string interpreter() {
   const std::string named = environment_variable("CHECK_OPERATOR_PYTHON");
+  if (named.find('/') != std::string::npos && access(named.c_str(), X_OK) != 0)
+    throw EnvironmentError(
+        fmt::format("CHECK_OPERATOR_PYTHON: '{}' can't be run: {}; name a Python, or unset the variable", named,
+                    std::strerror(errno)));
   return named.empty() ? "python3" : named;
 }
 

@@ -229,7 +229,7 @@ void require_fit(const SafetensorsReader& file, const SafetensorsEntry& entry, c
   if (entry.shape == shape) return;
   throw InputError(fmt::format("{}: tensor '{}'", file.path(), entry.name),
                    fmt::format("has shape {}, expected {}", to_string(entry.shape), to_string(shape)),
-                   "give the gold of this output");
+                   "give one number for each element of this output");
 }
 
 /// Doubles represent all integers only below 2^53.

@@ -385,8 +385,9 @@ json Worker::receive(std::string& bytes) {
     case Received::late:
       break;
   }
-  throw Failure{RunStatus::timeout,
-                fmt::format("no answer within {} s; killed{}", limit_.count(), words_of_external())};
+  const bool is_given = config_.external && config_.external->descriptor >= 0;  // goes on behind its socket
+  throw Failure{RunStatus::timeout, fmt::format("no answer within {} s{}{}", limit_.count(), is_given ? "" : "; killed",
+                                                words_of_external())};
 }
 
 void Worker::begin(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
