@@ -11,6 +11,8 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -26,7 +28,7 @@ constexpr std::string_view kLineBegin = "plugin: ";
 bool print(std::string_view text) {
   while (!text.empty()) {
     const ssize_t n = write(STDERR_FILENO, text.data(), text.size());
-    if (n < 0 && errno == EAGAIN) {  // somebody made the reader's end wait for nobody
+    if (n < 0 && errno == EAGAIN) {  // standard error does not block, and is full
       pollfd wait{STDERR_FILENO, POLLOUT, 0};
       poll(&wait, 1, -1);
       continue;
@@ -38,8 +40,8 @@ bool print(std::string_view text) {
   return true;
 }
 
-}  // namespace
-
+/// `text` with "plugin: " before each line, and '?' in place of control characters. `begins_line`: whether the text
+/// begins a line; afterwards, whether the next one does.
 std::string relayed(std::string_view text, bool& begins_line) {
   std::string shown;
   for (const char c : text) {
@@ -50,6 +52,8 @@ std::string relayed(std::string_view text, bool& begins_line) {
   }
   return shown;
 }
+
+}  // namespace
 
 OutputRelay::OutputRelay() {
   std::array<int, 2> ends{};

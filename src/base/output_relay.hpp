@@ -3,8 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <string>
-#include <string_view>
 #include <thread>
 
 #include "base/frame.hpp"
@@ -36,9 +34,5 @@ class OutputRelay {
   std::atomic<bool> is_copying_ = false;
   std::thread thread_;
 };
-
-/// `text` with "plugin: " before each line, and '?' in place of control characters. `begins_line`: whether the text
-/// begins a line; afterwards, whether the next one does.
-std::string relayed(std::string_view text, bool& begins_line);
 
 }  // namespace checkop

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -34,7 +35,9 @@ TEST(ElfLibraries, ANameOfALibraryOpensNothingElse) {
   ASSERT_NE(at, 0u);
   bytes.replace(at, needed.size(), "/" + std::string(needed.size() - 1, '\0'));
   std::ofstream(plugin, std::ios::binary) << bytes;
+  setenv("LD_LIBRARY_PATH", folder.path().c_str(), 1);
   const std::vector<std::string> files = libraries_of(plugin);
+  unsetenv("LD_LIBRARY_PATH");
   EXPECT_EQ(std::count(files.begin(), files.end(), "/"), 0);
   EXPECT_EQ(std::count(files.begin(), files.end(), plugin), 1);
 }
