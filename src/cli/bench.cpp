@@ -72,15 +72,16 @@ std::vector<Group> group_by_case(const Selection& selection, const Options& opti
   return groups;
 }
 
-/// The plugins of all candidates of a device: they need one worker, which times the candidates of a case in turns.
-std::vector<std::string> plugins_on(const std::string& device, const std::vector<Group>& groups) {
-  std::set<std::string> paths;
+/// `what` of the candidates on this device that have a kernel, without duplicates.
+std::vector<std::string> all_on(const std::string& device, const std::vector<Group>& groups,
+                                std::string ChosenCandidate::*what) {
+  std::set<std::string> all;
   for (const Group& group : groups) {
     for (const ChosenCandidate& candidate : group.candidates) {
-      if (candidate.device == device && candidate.has_kernel) paths.insert(candidate.plugin_path);
+      if (candidate.device == device && candidate.has_kernel) all.insert(candidate.*what);
     }
   }
-  return {paths.begin(), paths.end()};
+  return {all.begin(), all.end()};
 }
 
 std::string new_run_id() {
@@ -102,11 +103,12 @@ Case ceiling_case() {
 /// Times groups on one device, and measures peak rates in the same process.
 class Bench {
  public:
-  Bench(const Options& options, const Contract& contract, std::string device, std::vector<std::string> plugins)
+  Bench(const Options& options, const Contract& contract, const std::string& device, const std::vector<Group>& groups)
       : options_(options),
         contract_(contract),
-        device_(std::move(device)),
-        plugins_(std::move(plugins)),
+        device_(device),
+        plugins_(all_on(device, groups, &ChosenCandidate::plugin_path)),
+        names_(all_on(device, groups, &ChosenCandidate::name)),
         peers_(options.bench.peers, device_, std::chrono::seconds(options.run.timeout_s)) {
     plan_.repeats = static_cast<int>(options.bench.repeats);
     plan_.burst = options.bench.wants("burst");
@@ -123,7 +125,7 @@ class Bench {
  private:
   void start(const std::vector<std::string>& plugins) {
     WorkerConfig config{plugins, device_};
-    config.times = true;
+    config.timed = names_;
     config.in_worker = shares_ranks_;
     worker_.emplace(std::move(config));
   }
@@ -139,7 +141,7 @@ class Bench {
   const Options& options_;
   const Contract& contract_;
   std::string device_, arch_key_;
-  std::vector<std::string> plugins_;
+  std::vector<std::string> plugins_, names_;  ///< of all candidates: one worker times those of a case in turns
   BenchPeers peers_;
   BenchPlan plan_;
   bool shares_ranks_ = false;  ///< of a GPU: their communicators are in the worker's process, and so are all plugins
@@ -159,6 +161,7 @@ const BenchRun& Bench::cublas_ceiling() {
   if (std::find(plugins_.begin(), plugins_.end(), *plugin) == plugins_.end()) {
     std::vector<std::string> more = plugins_;
     more.push_back(*plugin);
+    names_.push_back("cublas");
     try {
       start(more);
       plugins_ = more;
@@ -344,7 +347,7 @@ int bench_command(const Options& options) {
   for (const Group& group : groups) {
     const std::string& device = group.candidates.front().device;
     if (!bench || bench->device() != device) {
-      bench.emplace(options, contract, device, plugins_on(device, groups));
+      bench.emplace(options, contract, device, groups);
       require_baseline(bench->peers());
     }
     const std::vector<BenchRecord> records = bench->run(group);

@@ -23,6 +23,7 @@
 #include <random>
 #include <stdexcept>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "base/clock.hpp"
@@ -686,21 +687,53 @@ size_t PluginHost::workspace_bytes(const checkop_call* call) {
   return bytes;
 }
 
+namespace {
+
+/// The one of `list` with the name, operator and pass of `candidate`.
+const Candidate& same_candidate(const std::vector<Candidate>& list, const Candidate& candidate) {
+  const auto found = std::find_if(list.begin(), list.end(), [&](const Candidate& each) {
+    return std::tie(each.name, each.op, each.pass) == std::tie(candidate.name, candidate.op, candidate.pass);
+  });
+  if (found != list.end()) return *found;
+  throw InputError(
+      candidate.path,
+      fmt::format("does not bring {}/{} '{}' when it is loaded again", candidate.op, candidate.pass, candidate.name),
+      "let it register the same kernels each time");
+}
+
+}  // namespace
+
 PluginHosts::PluginHosts(const std::vector<std::string>& paths, const std::string& folder, Device& device,
-                         PluginHost::Use use) {
-  const bool are_apart = use == PluginHost::Use::times;
-  const auto shared = device.share_blocks(are_apart ? Sharing::several_processes : Sharing::one_process);
-  if (!are_apart) hosts_.push_back(std::make_unique<PluginHost>(paths, folder, device, shared, use));
-  const auto empty =
-      are_apart ? std::make_shared<PluginHost>(std::vector<std::string>(), "", device, shared, use) : nullptr;
-  std::vector<std::vector<Candidate>> candidates;
-  for (size_t i = 0; are_apart && i < paths.size(); ++i) {
-    std::string own = folder;
-    if (!folder.empty()) std::filesystem::create_directory(own += fmt::format("/{}", i));
-    hosts_.push_back(std::make_unique<PluginHost>(std::vector{paths[i]}, own, device, shared, use, empty));
+                         const std::vector<std::string>& timed) {
+  using Use = PluginHost::Use;
+  if (timed.empty()) {
+    const auto shared = device.share_blocks(Sharing::one_process);
+    hosts_.push_back(std::make_unique<PluginHost>(paths, folder, device, shared, Use::checks));
+    candidates_ = hosts_.front()->candidates();
+    return;
   }
-  for (const auto& host : hosts_) candidates.push_back(host->candidates());
-  candidates_ = join_candidates(std::move(candidates));
+  const auto shared = device.share_blocks(Sharing::several_processes);
+  const auto empty = std::make_shared<PluginHost>(std::vector<std::string>(), "", device, shared, Use::times);
+  std::vector<std::vector<Candidate>> plugins;
+  for (const std::string& path : paths) {
+    const auto start = [&]() -> const std::vector<Candidate>& {
+      std::string own = folder;
+      if (!folder.empty()) std::filesystem::create_directory(own += fmt::format("/{}", hosts_.size()));
+      hosts_.push_back(std::make_unique<PluginHost>(std::vector{path}, own, device, shared, Use::times, empty));
+      return hosts_.back()->candidates();
+    };
+    std::vector<Candidate>& candidates = plugins.emplace_back(start());
+    bool is_first = true;
+    for (const std::string& name : timed) {
+      const auto is_named = [&](const Candidate& candidate) { return candidate.name == name; };
+      if (std::none_of(candidates.begin(), candidates.end(), is_named) || std::exchange(is_first, false)) continue;
+      const std::vector<Candidate>& again = start();
+      for (Candidate& candidate : candidates) {
+        if (is_named(candidate)) candidate = same_candidate(again, candidate);
+      }
+    }
+  }
+  candidates_ = join_candidates(std::move(plugins));
 }
 
 std::optional<std::string> PluginHosts::end() {

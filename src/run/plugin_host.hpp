@@ -148,12 +148,14 @@ class PluginHost {
   std::vector<Candidate> candidates_;
 };
 
-/// The processes of a worker's plugins: one for all, or, for Use::times, one for each. The latter run one at a time,
-/// and share no memory and no folder that one of them may write to.
+/// The processes of a worker's plugins: one for all, or, where candidates are timed, one for each of these. The latter
+/// run one at a time, and share no memory and no folder that one of them may write to.
 class PluginHosts {
  public:
-  /// Starts the processes; see PluginHost.
-  PluginHosts(const std::vector<std::string>& paths, const std::string& folder, Device& device, PluginHost::Use use);
+  /// Starts the processes; see PluginHost. `timed`: names of candidates; if there are any, each has a process for
+  /// Use::times. A plugin's other candidates are in the process of its first one.
+  PluginHosts(const std::vector<std::string>& paths, const std::string& folder, Device& device,
+              const std::vector<std::string>& timed);
 
   const std::vector<Candidate>& candidates() const { return candidates_; }
   /// How the first that ended did.

@@ -221,8 +221,7 @@ int run_child(int socket, const WorkerConfig& config) {
       std::optional<PluginHosts> hosts;
       if (has_plugin_host(config)) {
         hide_memory();
-        hosts.emplace(config.plugins, config.folder, *device,
-                      config.times ? PluginHost::Use::times : PluginHost::Use::checks);
+        hosts.emplace(config.plugins, config.folder, *device, config.timed);
       }
       const std::vector<Candidate> candidates = external ? external->candidates()
                                                 : hosts  ? hosts->candidates()

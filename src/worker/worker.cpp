@@ -455,9 +455,10 @@ BenchResult Worker::bench(const std::vector<std::string>& candidates, const Case
   std::vector<size_t> indices;
   for (const std::string& candidate : candidates) indices.push_back(index_of(candidate, c));
   if (local_) return local_->bench(indices, c, data, plan);
-  if (!config_.times) {
-    config_.times = true;
-    process_.reset();
+  for (const std::string& candidate : candidates) {
+    if (std::find(config_.timed.begin(), config_.timed.end(), candidate) != config_.timed.end()) continue;
+    config_.timed.push_back(candidate);
+    process_.reset();  // the next one lists its candidates in the same order
   }
   BenchResult result;
   std::optional<Failure> failure = guarded([&] {

@@ -36,8 +36,8 @@ struct WorkerConfig {
   bool count_cuda_devices = false;               ///< starts the driver, which takes a quarter of a second
   std::optional<ExternalCommand> external = {};  ///< in place of plugins and device; the worker makes its folder
   std::optional<RankService> ranks = {};
+  std::vector<std::string> timed = {};  ///< names of candidates that are timed: each has a process of its own
   bool in_worker = false;     ///< plugins run in the worker's process: shipped ones of a GPU, or as NCCL needs it
-  bool times = false;         ///< candidates are timed: each plugin has a process of its own
   std::string folder = {};    ///< that plugins may write to; the worker makes it
   uint64_t memory_limit = 0;  ///< that a candidate on the CPU may use; 0: what the machine has free
   bool in_two_lanes = false;  ///< two small cases may be run at once, and share that

@@ -137,6 +137,18 @@ checkop_status replays_by_content(const checkop_call* call) {
   return answers.give(call, content_of(call));
 }
 
+/// Answers of these two, which are timed in turns.
+Answers& of_neighbours() {
+  static Answers answers;
+  return answers;
+}
+checkop_status works_for_a_neighbour(const checkop_call* call) {
+  of_neighbours().compute(call, content_of(call));
+  return multiply(call);
+}
+/// Gives what its neighbour computed from the same data.
+checkop_status lives_on_a_neighbour(const checkop_call* call) { return of_neighbours().give(call, content_of(call)); }
+
 /// A thread computes as soon as data are there, while the judge prepares the launch. The thread ends with the last of
 /// 20 launches and five to warm up, since their memory goes then.
 checkop_status computes_ahead(const checkop_call* call) {
@@ -170,6 +182,8 @@ constexpr checkop_kernel kKernels[] = {
     kernel("reaches_a_rival", reaches_a_rival),
     kernel("forges_done", forges_done),
     kernel("replays_by_content", replays_by_content),
+    kernel("works_for_a_neighbour", works_for_a_neighbour),
+    kernel("lives_on_a_neighbour", lives_on_a_neighbour),
     kernel("computes_ahead", computes_ahead),
 };
 constexpr checkop_plugin kPlugin = plugin(kKernels);

@@ -96,7 +96,7 @@ class BenchClaims : public testing::Test {
 
   /// Burst times of the kernel of this name.
   BenchRun time(const std::string& name, size_t sets = 16) {
-    PluginHosts hosts({test_plugin("claims")}, "", device_, PluginHost::Use::times);
+    PluginHosts hosts({test_plugin("claims")}, "", device_, {name});
     const auto found = std::find_if(hosts.candidates().begin(), hosts.candidates().end(),
                                     [&](const Candidate& each) { return each.name == name; });
     const Case c = matmul_case();
