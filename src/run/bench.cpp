@@ -296,6 +296,13 @@ void Timing::hold_to_bounds(Contender& contender) const {
   std::vector<TimeBound> bounds;
   for (const SeenPasses& passes : contender.passes) bounds.push_back(time_bound_of(passes));
   contender.run->overruled = overrule(contender.run->burst_ms, bounds);
+  if (const std::optional<double> ms = contradicted(contender.run->burst_ms, bounds)) {
+    contender.run->status = RunStatus::failed;
+    contender.run->message = fmt::format(
+        "its process tells {:.3g} ms for a launch, the judge's clock {:.3g} ms, and something else used the device "
+        "meanwhile, so that neither is sure: time it while nothing else runs",
+        quantile(contender.run->burst_ms, 0.5), *ms);
+  }
 }
 
 /// Whether burst times are reported by the candidates' own processes, which read them from events of a GPU.

@@ -3,7 +3,6 @@
 #include "run/time_bound.hpp"
 
 #include <algorithm>
-#include <optional>
 
 #include "run/bench.hpp"
 
@@ -17,7 +16,9 @@ TimeBound time_bound_of(const SeenPasses& passes) {
   // but not what they take at least: it may have added to each of the few passes with launches.
   const double own = std::ranges::min(passes.own_ms), seen = own - std::ranges::min(passes.empty_ms);
   const double sure = own - quantile(passes.empty_ms, 0.5) - kAroundMs - noise;
-  return {(1 - kTolerance) * sure / launches - passes.written_ms, seen / launches, (seen + kAroundMs) / launches};
+  constexpr double kBusyMs = 0.1;  // more than an idle device's times spread
+  return {(1 - kTolerance) * sure / launches - passes.written_ms, seen / launches, (seen + kAroundMs) / launches,
+          noise >= kBusyMs && !(sure > 0)};
 }
 
 int64_t overrule(std::vector<double>& claimed_ms, const std::vector<TimeBound>& bounds) {
@@ -31,6 +32,12 @@ int64_t overrule(std::vector<double>& claimed_ms, const std::vector<TimeBound>& 
     ++n;
   }
   return n;
+}
+
+std::optional<double> contradicted(const std::vector<double>& claimed_ms, const std::vector<TimeBound>& bounds) {
+  if (bounds.empty() || !std::ranges::all_of(bounds, &TimeBound::is_lost)) return {};
+  const double ms = std::ranges::min(bounds, {}, &TimeBound::ms).ms;
+  return quantile(claimed_ms, 0.5) >= ms / 2 ? std::nullopt : std::optional(ms);
 }
 
 }  // namespace checkop

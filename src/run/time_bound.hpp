@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace checkop {
@@ -19,9 +20,10 @@ struct SeenPasses {
 
 /// What the passes say about one launch.
 struct TimeBound {
-  double least_ms;  ///< the least that an honest candidate reports
-  double ms;        ///< by the judge's clock: what a pass with launches takes more than one without
-  double most_ms;   ///< the same, if in a pass with launches kAroundMs of what surrounds them ran beside them
+  double least_ms;       ///< the least that an honest candidate reports
+  double ms;             ///< by the judge's clock: what a pass with launches takes more than one without
+  double most_ms;        ///< the same, if in a pass with launches kAroundMs of what surrounds them ran beside them
+  bool is_lost = false;  ///< there is no least time: something else used the device, longer than the launches took
 };
 TimeBound time_bound_of(const SeenPasses& passes);
 
@@ -32,5 +34,8 @@ inline constexpr double kAroundMs = 0.02;
 /// process reports its end too early, the judge's last steps of a pass run beside its work, and the pass is shorter.
 /// Returns how many were replaced.
 int64_t overrule(std::vector<double>& claimed_ms, const std::vector<TimeBound>& bounds);
+
+/// If all bounds are lost, and the median of the claimed times is not even half of what the judge's clock saw: that.
+std::optional<double> contradicted(const std::vector<double>& claimed_ms, const std::vector<TimeBound>& bounds);
 
 }  // namespace checkop

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <thread>
 
 #include "base/paths.hpp"
 #include "case/inputs.hpp"
@@ -57,6 +59,22 @@ TEST(BenchBound, TimesBelowABoundAreTheMostOfTheJudge) {
   EXPECT_EQ(overrule(ms, {{-1, 0, 0.02}}), 0) << "a bound within the noise is none";
 }
 
+TEST(BenchBound, NoiseHidesNoTimeThatIsFarTooShort) {
+  const std::vector<TimeBound> noisy{time_bound_of({1, {1.5, 1.6}, {0.5, 0.9, 1.9}})};  // 1 ms; the spread is 1.4 ms
+  EXPECT_LE(noisy[0].least_ms, 0);
+  EXPECT_TRUE(noisy[0].is_lost);
+  EXPECT_NEAR(contradicted({0.1, 0.2, 3}, noisy).value_or(0), 1, 1e-12);
+  EXPECT_NEAR(contradicted({NAN, NAN, NAN}, noisy).value_or(0), 1, 1e-12);
+  EXPECT_FALSE(contradicted({0.6, 0.6, 0.6}, noisy));
+  std::vector<TimeBound> mixed = noisy;
+  mixed.push_back(time_bound_of({10, {15}, {0.5, 0.5}}));
+  EXPECT_FALSE(contradicted({0.1}, mixed)) << "the other bound overrules it";
+  EXPECT_FALSE(contradicted({0.1}, {}));
+  const TimeBound quiet = time_bound_of({1, {0.51}, {0.5, 0.51, 0.52}});  // a launch below what passes can show
+  EXPECT_LE(quiet.least_ms, 0);
+  EXPECT_FALSE(quiet.is_lost);
+}
+
 TEST(BenchBound, ATimeThatIsNoNumberIsTheJudges) {
   std::vector<double> ms{NAN};
   EXPECT_EQ(overrule(ms, {{0.1, 0.18, 0.2}}), 1);
@@ -73,7 +91,9 @@ class FakeGpu : public DelegatingDevice {
     info.kind = "cuda";
     return info;
   }
-  void flush_cache() override {}  // on the processor this takes longer than the launches
+  void flush_cache() override {  // of the processor, this would take longer than the launches
+    if (is_busy && ++flushes_ % 3 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  }
   /// fill() and copy() skip the large memory with which the rate of a copy is measured.
   void fill(std::byte* device, uint64_t pattern, size_t width, size_t bytes) override {
     if (bytes < kCopied) DelegatingDevice::fill(device, pattern, width, bytes);
@@ -84,8 +104,10 @@ class FakeGpu : public DelegatingDevice {
   bool wait_until_alone(std::chrono::milliseconds) override { return is_alone; }
 
   bool is_alone = true;
+  bool is_busy = false;  ///< with something else, in every third pass
 
  private:
+  int flushes_ = 0;
   static constexpr size_t kCopied = size_t{1} << 30;
 };
 
@@ -148,6 +170,14 @@ TEST_F(BenchClaims, FewDataSetsBoundTimesToo) {
     EXPECT_EQ(run.overruled, kLeastRepeats) << sets;
     EXPECT_GE(summarize(run.burst_ms).median, 0.9 * kWorkMs) << sets;
   }
+}
+
+TEST_F(BenchClaims, NoiseThatHidesALieLeavesNoTime) {
+  device_.is_busy = true;
+  const BenchRun run = time("claims_no_time", 1);
+  EXPECT_EQ(run.status, RunStatus::failed);
+  EXPECT_TRUE(run.message.starts_with("its process tells 1e-06 ms for a launch, the judge's clock ")) << run.message;
+  EXPECT_NE(run.message.find("time it while nothing else runs"), std::string::npos) << run.message;
 }
 
 TEST_F(BenchClaims, WorkThatGoesOnBehindItsEndIsAFailure) {
