@@ -179,8 +179,10 @@ void PluginHost::start() {
     if (use_ == Use::times) make_gate();
     read_table(ask(nullptr, Packer().put(Request::load).bytes(), {}));
   } catch (const Stopped& stopped) {
-    throw InputError(fmt::format("worker for {}", fmt::join(paths_, ", ")), stopped.message,
-                     "it crashes while it is loaded");
+    if (paths_.size() > 1) {  // names the one that does it alone
+      for (const std::string& each : paths_) PluginHost(std::vector{each}, folder_, device_, shared_, use_, empty_);
+    }
+    throw InputError(fmt::format("{}", fmt::join(paths_, ", ")), stopped.message, "it crashes while it is loaded");
   }
 }
 

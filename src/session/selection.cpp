@@ -171,6 +171,11 @@ std::vector<Case> cases_of_flags(const CaseChoice& options) {
     throw InputError(fmt::format("size '{}'", name), fmt::format("no selected operator has it (value {})", value),
                      nearest.empty() ? "see 'check_operator show OP'" : nearest);
   }
+  // A list may name the same thing twice.
+  std::set<std::string> seen;
+  std::erase_if(cases, [&](const Case& c) {
+    return !seen.insert(fmt::format("{}/{}/{}", c.op->name, c.pass->name, case_name(c))).second;
+  });
   return cases;
 }
 

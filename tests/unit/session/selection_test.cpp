@@ -81,6 +81,14 @@ TEST(Selection, SizesAndTypesAreSweptSizesFastest) {
                    "matmul/forward/honest/matmul-bf16-1x1x2x4", "matmul/forward/honest/matmul-bf16-1x3x2x4"}));
 }
 
+TEST(Selection, WhatAListNamesTwiceIsCheckedOnce) {
+  RunOptions options = small_matmul({"honest", "honest"});
+  options.ops = {"matmul", "matmul"};
+  options.dims["seq"] = "3,4,3";
+  options.dtypes = {"fp32", "bf16", "fp32"};
+  EXPECT_EQ(selected(options).size(), 4u);
+}
+
 TEST(Selection, ChecksComeCandidateByCandidateInTheOrderGiven) {
   RunOptions options = small_matmul({"uses_workspace", "honest"});
   options.dims["seq"] = "1,3";
