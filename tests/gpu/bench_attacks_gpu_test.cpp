@@ -64,8 +64,8 @@ void expect_outcome(const Attack& attack, const std::map<std::string, json>& rec
   }
 }
 
-// These two leave work that meets whatever is timed next, so each is timed beside the honest ones alone; the others have
-// one run, since processes take seconds to start.
+// These two leave work that meets whatever is timed next, so each is timed beside the honest ones alone; the others
+// have one run, since processes take seconds to start.
 TEST(GpuBenchAttacks, NoneHasATimeThatItsWorkDoesNotTake) {
   const std::vector<std::string> leave_work{"detached_thread", "leaves_work_for_the_rival"};
   const std::vector<std::string> names = names_of(gpu_bench_attacks());
