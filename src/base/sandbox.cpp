@@ -232,27 +232,17 @@ class Filter {
 
   /// Refuses the call if the pointer in argument `index` is not null.
   void refuse_pointer(long call, int index) {
-    const auto offset = static_cast<uint32_t>(offsetof(seccomp_data, args) + static_cast<size_t>(index) * 8);
-    add(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 6);
-    load(offset);
-    add(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 2);
-    load(offset + 4);
-    add(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
-    add(BPF_RET | BPF_K, returning(EPERM));
+    add(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, kOfPointer + 1);
+    refuse_unless_null(index);
     load(offsetof(seccomp_data, nr));
   }
 
   /// Refuses to set limits of another process by number.
   void refuse_limits_of_others() {
-    const auto limit = static_cast<uint32_t>(offsetof(seccomp_data, args) + 2 * 8);
-    add(BPF_JMP | BPF_JEQ | BPF_K, __NR_prlimit64, 0, 8);
+    add(BPF_JMP | BPF_JEQ | BPF_K, __NR_prlimit64, 0, kOfPointer + 3);
     load_argument(0);
-    add(BPF_JMP | BPF_JEQ | BPF_K, 0, 5, 0);
-    load(limit);
-    add(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 2);
-    load(limit + 4);
-    add(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
-    add(BPF_RET | BPF_K, returning(EPERM));
+    add(BPF_JMP | BPF_JEQ | BPF_K, 0, kOfPointer, 0);
+    refuse_unless_null(2);
     load(offsetof(seccomp_data, nr));
   }
 
@@ -284,6 +274,17 @@ class Filter {
   void load(size_t offset) { add(BPF_LD | BPF_W | BPF_ABS, static_cast<uint32_t>(offset)); }
   /// Loads the low half of the argument, on little-endian machines.
   void load_argument(int index) { load(offsetof(seccomp_data, args) + static_cast<size_t>(index) * 8); }
+
+  /// Refuses the call unless the pointer in the argument is null.
+  void refuse_unless_null(int index) {
+    const size_t low = offsetof(seccomp_data, args) + static_cast<size_t>(index) * 8;
+    load(low);
+    add(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 2);
+    load(low + 4);
+    add(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
+    add(BPF_RET | BPF_K, returning(EPERM));
+  }
+  static constexpr uint8_t kOfPointer = 5;  ///< instructions of refuse_unless_null()
 
   /// Refuses the call where `comparison` of argument `index` with `operand` gives `result`.
   void refuse_where(long call, int index, uint16_t comparison, uint32_t operand, bool result, int error = EPERM) {
