@@ -23,8 +23,10 @@ constexpr int kMaxSmemBytes = 227 * 1024, kSmemAlign = 1024;
 
 /// How the operands are loaded: by one thread through TMA, or element by element by a warpgroup where TMA can't.
 enum class Loads { tma, elementwise };
-/// How c is stored: through shared memory and TMA, or directly from the registers.
-enum class Stores { staged, direct };
+/// How c is stored: through shared memory and TMA, or directly from the registers. Transposed: the kernel computes the
+/// transpose of c, so that a tile has 64 columns of c for each warpgroup, and any multiple of 16 rows; also through
+/// shared memory and TMA.
+enum class Stores { staged, direct, transposed };
 
 /// consumers: warpgroups that issue wgmma, 64 rows each; n: columns; stages: 0 for as many as fit. Blocks of a cluster
 /// share columns (cluster_m blocks) or rows (cluster_n blocks): each loads its slice of the shared operand and
@@ -46,10 +48,13 @@ struct KernelConfig {
   static constexpr int kThreads = consumers * kWarpgroup + kProducerThreads;
 
   static constexpr int kStageBytes = (kM + kN) * kBlockK * 2;
-  // Staged stores: boxes of 16 rows by 64 or 32 columns of 16 bits, each warp with buffers of its own.
-  static constexpr int kBoxColumns = n % 64 == 0 ? 64 : 32, kBoxBytes = 16 * kBoxColumns * 2, kStoreBuffers = 2;
-  static constexpr int kBoxes = stores == Stores::staged ? n / kBoxColumns : 0;
-  static constexpr int kStagingBytes = stores == Stores::staged ? consumers * 4 * kStoreBuffers * kBoxBytes : 0;
+  // Staged stores: boxes of 16 rows by 64 or 32 columns of 16 bits, each warp with buffers of its own. Transposed ones:
+  // a warp's share of a box of 64 rows, whose buffers a warpgroup has.
+  static constexpr bool kTransposes = stores == Stores::transposed;
+  static constexpr int kBoxColumns = n % 64 == 0 ? 64 : kTransposes && n % 48 == 0 ? 48 : n % 32 == 0 ? 32 : 16;
+  static constexpr int kBoxBytes = 16 * kBoxColumns * 2, kStoreBuffers = 2;
+  static constexpr int kBoxes = stores == Stores::direct ? 0 : n / kBoxColumns;
+  static constexpr int kStagingBytes = stores == Stores::direct ? 0 : consumers * 4 * kStoreBuffers * kBoxBytes;
   static constexpr int kFreeBytes = kMaxSmemBytes - kSmemAlign - kStagingBytes - 1024;
   static constexpr int kStages = stages > 0 ? stages : kFreeBytes / kStageBytes;
   static constexpr int kBarrierOffset = kStages * kStageBytes + kStagingBytes;

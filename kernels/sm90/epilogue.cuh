@@ -22,6 +22,14 @@ __device__ inline void stmatrix_x4(uint32_t address, uint32_t r0, uint32_t r1, u
                : "memory");
 }
 
+/// The same with rows and columns exchanged: the address is that of column l % 8 of matrix l / 8.
+__device__ inline void stmatrix_x4_transposed(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+               :
+               : "r"(address), "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+               : "memory");
+}
+
 /// Reads 16 bytes of shared memory.
 __device__ inline uint4 load_shared(uint32_t address) {
   uint4 words;
@@ -85,6 +93,31 @@ __device__ __forceinline__ void store_staged(const uint32_t* packed, const CUten
   }
 }
 
+/// A warpgroup stores a box of c from a tile of its transpose: of the 64 rows from m on, and of kBoxColumns columns
+/// from n on. It lies in `buffer` as c does, a line of 64 elements for each of these columns. Named barrier `barrier`
+/// is for the warpgroup alone.
+template <typename Config>
+__device__ __forceinline__ void store_transposed(const uint32_t* packed, const CUtensorMap& map, uint32_t buffer, int m,
+                                                 int n, int m_extent, int n_extent, int barrier) {
+  const int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp, warp = thread / kWarp;
+  if (thread == 0) tma_store_wait<Config::kStoreBuffers - 1>();
+  named_barrier_sync(barrier, kWarpgroup);
+  // Of each 16 lines, lane l addresses line l / 16 * 8 + l % 8, and of this warp's 16 elements the first or second 8.
+  const int line = lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
+  const uint32_t address = buffer + line * 128 + (chunk ^ line % 8) * 16;
+#pragma unroll
+  for (int i = 0; i < Config::kBoxColumns / 16; ++i) {
+    const uint32_t* at = packed + i * 4;
+    stmatrix_x4_transposed(address + i * 16 * 128, at[0], at[1], at[2], at[3]);
+  }
+  fence_proxy_async();
+  named_barrier_sync(barrier, kWarpgroup);
+  if (thread == 0) {
+    if (m < m_extent && n < n_extent) tma_store(map, buffer, m, n);
+    tma_store_commit();
+  }
+}
+
 /// As store_staged(), where the rows from m_end on belong to another product and must not be written. TMA stores whole
 /// boxes, so the lanes store a box that m_end cuts.
 template <typename Config, typename Out>
@@ -135,7 +168,9 @@ __device__ __forceinline__ void store_direct(const float (&sum)[Config::kN / 2],
 }
 
 // Interface of an epilogue:
-//   kMayStage<Config>  when `staged`, its tiles are stored through shared memory by c_map. It then needs
+//   kMayStage<Config>  when `staged`, its tiles are stored through shared memory by c_map; with Stores::transposed,
+//   they
+//                      always are, and there is no consume(). It then needs
 //                      changes_sums(), change<Config>(sum, rows, m, n, m_extent, n_extent): modifies the sums first
 //                      pack(sum, packed): packs the 16 bits of each sum to store, in the layout of pack_sums()
 //   kReadsRows         read_rows(m, n, m_extent) -> Rows, called before a tile's sums are computed
@@ -171,6 +206,34 @@ struct StoreTiles {
                                           int64_t m_extent, int64_t n_extent) const {
     change<Config>(sum, rows, m, n, m_extent, n_extent);
     store_direct<Config>(sum, c, n_extent, m, n, m_extent, n_extent);
+  }
+};
+
+/// c[n, m] = sum + bias[m], rounded once: the epilogue of plain products whose operands are exchanged.
+template <typename T>
+struct StoreTransposedTiles {
+  CUtensorMap c_map;           ///< of c, [b.extent, a.extent], contiguous; boxes of 64 by kBoxColumns lines
+  const T* __restrict__ bias;  ///< [a.extent] or null
+
+  template <typename Config>
+  static constexpr bool kMayStage = true;
+  static constexpr bool kReadsRows = false, kCarries = false, staged = true;
+  struct Rows {};
+
+  template <int count>
+  __device__ static void pack(const float (&sum)[count], uint32_t (&packed)[count / 2]) {
+    pack_sums<T>(sum, packed);
+  }
+  __device__ bool changes_sums() const { return bias != nullptr; }
+  template <typename Config>
+  __device__ __forceinline__ void change(float (&sum)[Config::kN / 2], const Rows&, int64_t m, int64_t,
+                                         int64_t m_extent, int64_t) const {
+    m += threadIdx.x % kWarpgroup / kWarp * 16 + threadIdx.x % kWarp / 4;
+    const float upper = m < m_extent ? to_float(bias[m]) : 0.0f,
+                lower = m + 8 < m_extent ? to_float(bias[m + 8]) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < Config::kN / 2; i += 4)
+      sum[i] += upper, sum[i + 1] += upper, sum[i + 2] += lower, sum[i + 3] += lower;
   }
 };
 

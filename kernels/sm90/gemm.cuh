@@ -46,6 +46,8 @@ struct GemmParams {
   Products products;  ///< with many products the kernel computes tiles_m and whole itself
 };
 
+constexpr int kFirstGroupBarrier = 2;  // of the named barriers: one for each warpgroup
+
 /// The threads of the consumers set the lines from `valid` on of an operand's tile in shared memory to 0. The operand
 /// is not along k: a line holds one k. Each thread must then call fence_proxy_async(), and all must wait for each
 /// other.
@@ -220,8 +222,9 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
     uint32_t packed_item = 0;
     int next_box = 0, boxes = 0;  // first box of packed_item that is not yet stored, and number of its boxes
     // A warp alternates between its buffers, also across tiles: a tile may have an odd number of boxes.
-    const uint32_t staging =
-        base + Config::kStages * Config::kStageBytes + warp * Config::kStoreBuffers * Config::kBoxBytes;
+    constexpr int kBufferBytes = (Config::kTransposes ? 4 : 1) * Config::kBoxBytes;
+    const uint32_t staging = base + Config::kStages * Config::kStageBytes +
+                             (Config::kTransposes ? group : warp) * Config::kStoreBuffers * kBufferBytes;
     uint32_t store_buffer = 0;
     const auto store_next_box = [&] {
       if constexpr (kMayStage) {
@@ -230,10 +233,13 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
         for (int box = 0; box < Config::kBoxes; ++box) {  // registers can't be indexed at run time
           if (box != next_box) continue;
           const uint32_t* const of_box = packed + box * (Config::kBoxColumns / 4);
-          const uint32_t buffer = staging + store_buffer * Config::kBoxBytes;
-          const int m = static_cast<int>(tile.m) + warp * 16, n = static_cast<int>(tile.n) + box * Config::kBoxColumns;
+          const uint32_t buffer = staging + store_buffer * kBufferBytes;
+          const int m = static_cast<int>(tile.m) + (Config::kTransposes ? group * 64 : warp * 16);
+          const int n = static_cast<int>(tile.n) + box * Config::kBoxColumns;
           const int m_end = static_cast<int>(tile.m_end), n_extent = static_cast<int>(p.b.extent);
-          if constexpr (Products::kMany) {
+          if constexpr (Config::kTransposes) {
+            store_transposed<Config>(of_box, p.out.c_map, buffer, m, n, m_end, n_extent, kFirstGroupBarrier + group);
+          } else if constexpr (Products::kMany) {
             store_staged_rows<Config>(of_box, p.out.c_map, buffer, p.out.c, m, n, m_end, n_extent);
           } else {
             store_staged<Config>(of_box, p.out.c_map, buffer, m, n, m_end, n_extent);
@@ -313,9 +319,11 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
       } else {
         if (p.out.changes_sums() || !p.out.staged) {
           const Tile tile = tile_of(item);
-          if (!p.out.staged) {
-            p.out.template consume<Config>(sum, rows, tile.m + group * 64, tile.n, tile.m_end, p.b.extent);
-            continue;
+          if constexpr (!Config::kTransposes) {
+            if (!p.out.staged) {
+              p.out.template consume<Config>(sum, rows, tile.m + group * 64, tile.n, tile.m_end, p.b.extent);
+              continue;
+            }
           }
           p.out.template change<Config>(sum, rows, tile.m + group * 64, tile.n, tile.m_end, p.b.extent);
         }

@@ -21,6 +21,8 @@ struct RowGroups {
   int64_t lines;                      ///< rows in memory of a matrix of b: those of c's columns if b is along k, else k
   int64_t k;
 
+  // Groups that share a band each read their matrix: lower bands were slower.
+  static constexpr int kBandRows = 4096;
   static constexpr bool kMany = true;
   __device__ uint32_t row_tiles() const { return static_cast<uint32_t>(*count); }
   template <typename Config>
@@ -39,6 +41,7 @@ struct SumGroups {
   uint32_t tiles_each;  ///< tiles along m of a group, of kM * kClusterM rows each
   int64_t rows;         ///< rows of c of a group
 
+  static constexpr int kBandRows = sm90::kBandRows;
   static constexpr bool kMany = true;
   __device__ uint32_t row_tiles() const { return count * tiles_each; }
   template <typename Config>
@@ -94,7 +97,7 @@ cudaError_t launch_grouped(const Products& products, const Operand<T, a_along_k>
   if (!stage_tiles<Config>(p.out, c, b.extent, c_rows, b.extent)) return cudaErrorInvalidValue;
   p.a = a, p.b = b, p.products = products;
   p.tiles_n = static_cast<uint32_t>(ceil_div(b.extent, Config::kN * Config::kClusterN));
-  p.band = kBandRows / (Config::kM * Config::kClusterM);
+  p.band = Products::kBandRows / (Config::kM * Config::kClusterM);
   p.a_lines = BoxA::kLines;
   if (!make_tensor_map<T>(p.a_map, a_matrix, BoxA::kLength, BoxA::kLines, L2Promotion::bytes_256) ||
       !make_tensor_map<T>(p.b_map, b_matrix, BoxB::kLength, BoxB::kLines, L2Promotion::bytes_256)) {

@@ -15,7 +15,7 @@ constexpr auto kTma = Loads::tma;
 constexpr auto kStaged = Stores::staged;
 constexpr auto kDirect = Stores::direct;
 
-/// Fitted to times measured on an H200 in bursts, in nanoseconds, see estimated_ns().
+/// Fitted to times of single launches on an H200, in nanoseconds, see estimated_ns().
 struct Speed {
   int fixed;            ///< launch, first loads, last stores
   int step;             ///< of 64 k, while all SMs are busy
@@ -31,89 +31,115 @@ struct Speed {
 // four.
 struct Tile128x256Columns : KernelConfig<2, 256, 64, 4, 2, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 that share columns";
-  static constexpr Speed kSpeed{2887, 556, 14, 47, 1699};
+  static constexpr Speed kSpeed{5710, 563, 15, 47, 1572};
 };
 struct Divided128x256Columns : KernelConfig<2, 256, 64, 4, 2, 1, kTma, kStaged, 128> {
   static constexpr const char* kVariant =
       "wgmma, tile 128x256, clusters of 2 that share columns, the last tiles halved";
-  static constexpr Speed kSpeed{3330, 605, 0, 21, 1650};
+  static constexpr Speed kSpeed{5680, 595, 0, 51, 1646};
 };
 struct Divided128x256Rows : KernelConfig<2, 256, 64, 4, 1, 2, kTma, kStaged, 128> {
   static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 that share rows, the last tiles halved";
-  static constexpr Speed kSpeed{3670, 553, 21, 140, 1532};
+  static constexpr Speed kSpeed{5750, 544, 11, 127, 1650};
 };
 struct Tile128x256Both : KernelConfig<2, 256, 64, 4, 2, 2, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 x 2";
-  static constexpr Speed kSpeed{2808, 555, 36, 11, 1726};
+  static constexpr Speed kSpeed{5640, 565, 21, 24, 1649};
 };
 struct Tile128x192Rows : KernelConfig<2, 192, 64, 0, 1, 2, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x192, clusters of 2 that share rows";
-  static constexpr Speed kSpeed{1751, 410, 0, 59, 1667};
-};
-struct Tile192x160Columns : KernelConfig<3, 160, 64, 0, 2, 1, kTma, kStaged> {
-  static constexpr const char* kVariant = "wgmma, tile 192x160, clusters of 2 that share columns";
-  static constexpr Speed kSpeed{3038, 516, 0, 114, 2192};
+  static constexpr Speed kSpeed{5420, 357, 43, 75, 1260};
 };
 struct Tile192x128Rows : KernelConfig<3, 128, 64, 0, 1, 2, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 192x128, clusters of 2 that share rows";
-  static constexpr Speed kSpeed{2252, 408, 40, 50, 1262};
+  static constexpr Speed kSpeed{5170, 396, 47, 46, 1106};
 };
 struct Tile192x96Rows : KernelConfig<3, 96, 64, 0, 1, 2, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 192x96, clusters of 2 that share rows";
-  static constexpr Speed kSpeed{2236, 297, 83, 77, 1260};
+  static constexpr Speed kSpeed{5290, 291, 37, 52, 1142};
 };
 struct Tile192x64Rows : KernelConfig<3, 64, 64, 0, 1, 2, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 192x64, clusters of 2 that share rows";
-  static constexpr Speed kSpeed{2001, 252, 5, 36, 813};
+  static constexpr Speed kSpeed{5000, 244, 10, 49, 663};
 };
 struct Tile192x32Rows4 : KernelConfig<3, 32, 64, 0, 1, 4, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 192x32, clusters of 4 that share rows";
-  static constexpr Speed kSpeed{2283, 181, 4, 0, 588};
-};
-struct Tile128x128Rows : KernelConfig<2, 128, 64, 0, 1, 2, kTma, kStaged> {
-  static constexpr const char* kVariant = "wgmma, tile 128x128, clusters of 2 that share rows";
-  static constexpr Speed kSpeed{1858, 244, 27, 73, 963};
+  static constexpr Speed kSpeed{4940, 174, 24, 18, 457};
 };
 struct Tile128x128 : KernelConfig<2, 128, 64, 0, 1, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x128";
-  static constexpr Speed kSpeed{1500, 247, 116, 0, 1659, true};
+  static constexpr Speed kSpeed{4500, 247, 116, 0, 1659, true};
 };
 struct Tile128x64 : KernelConfig<2, 64, 64, 0, 1, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x64";
-  static constexpr Speed kSpeed{2208, 126, 15, 35, 521};
+  static constexpr Speed kSpeed{4790, 125, 36, 37, 444};
 };
 struct Tile128x64Rows4 : KernelConfig<2, 64, 64, 0, 1, 4, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x64, clusters of 4 that share rows";
-  static constexpr Speed kSpeed{1931, 140, 38, 4, 444};
+  static constexpr Speed kSpeed{5000, 140, 31, 25, 447};
 };
 struct Tile64x192Columns : KernelConfig<1, 192, 64, 0, 2, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x192, clusters of 2 that share columns";
-  static constexpr Speed kSpeed{1969, 214, 11, 58, 1211};
+  static constexpr Speed kSpeed{5220, 221, 0, 64, 1111};
 };
 struct Tile64x128Columns : KernelConfig<1, 128, 64, 0, 2, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x128, clusters of 2 that share columns";
-  static constexpr Speed kSpeed{1500, 225, 0, 49, 1096, true};
+  static constexpr Speed kSpeed{4500, 225, 0, 49, 1096, true};
 };
 struct Tile64x128 : KernelConfig<1, 128, 64, 0, 1, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x128";
-  static constexpr Speed kSpeed{1611, 136, 0, 75, 752};
+  static constexpr Speed kSpeed{4710, 128, 32, 50, 672};
 };
 struct Tile64x64 : KernelConfig<1, 64, 64, 0, 1, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x64";
-  static constexpr Speed kSpeed{1949, 88, 38, 46, 369};
+  static constexpr Speed kSpeed{4660, 99, 24, 24, 375};
 };
 struct Tile64x64Rows4 : KernelConfig<1, 64, 64, 0, 1, 4, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x64, clusters of 4 that share rows";
-  static constexpr Speed kSpeed{2575, 96, 33, 40, 402};
+  static constexpr Speed kSpeed{4870, 109, 21, 17, 398};
 };
 struct Tile64x32 : KernelConfig<1, 32, 128, 0, 1, 1, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 64x32";
-  static constexpr Speed kSpeed{1519, 66, 51, 31, 858};
+  static constexpr Speed kSpeed{4050, 68, 27, 15, 890};
 };
 struct Tile64x32Rows4 : KernelConfig<1, 32, 128, 0, 1, 4, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 64x32, clusters of 4 that share rows";
-  static constexpr Speed kSpeed{1501, 85, 2, 24, 815};
+  static constexpr Speed kSpeed{4150, 80, 4, 14, 916};
 };
+
+/// Tiles of the transpose of c have 64 or 128 columns of c and any multiple of 16 rows: no others fit from 65 to some
+/// hundred rows as well. The blocks of a cluster share the rows.
+template <int columns, int rows>
+using TransposedConfig = KernelConfig<columns / 64, rows, 64, 0, 2, 1, kTma, Stores::transposed>;
+struct Transposed64x80 : TransposedConfig<64, 80> {
+  static constexpr const char* kVariant = "wgmma, tile 64x80 of the transpose, clusters of 2";
+  static constexpr Speed kSpeed{5980, 138, 10, 48, 1024};
+};
+struct Transposed64x144 : TransposedConfig<64, 144> {
+  static constexpr const char* kVariant = "wgmma, tile 64x144 of the transpose, clusters of 2";
+  static constexpr Speed kSpeed{5620, 183, 18, 69, 595};
+};
+struct Transposed128x96 : TransposedConfig<128, 96> {
+  static constexpr const char* kVariant = "wgmma, tile 128x96 of the transpose, clusters of 2";
+  static constexpr Speed kSpeed{5850, 180, 44, 79, 29};
+};
+struct Transposed128x112 : TransposedConfig<128, 112> {
+  static constexpr const char* kVariant = "wgmma, tile 128x112 of the transpose, clusters of 2";
+  static constexpr Speed kSpeed{7070, 246, 5, 73, 1328};
+};
+struct Transposed128x144 : TransposedConfig<128, 144> {
+  static constexpr const char* kVariant = "wgmma, tile 128x144 of the transpose, clusters of 2";
+  static constexpr Speed kSpeed{5920, 317, 5, 60, 486};
+};
+struct Transposed128x160 : TransposedConfig<128, 160> {
+  static constexpr const char* kVariant = "wgmma, tile 128x160 of the transpose, clusters of 2";
+  static constexpr Speed kSpeed{6090, 352, 14, 47, 1104};
+};
+struct Transposed128x224 : TransposedConfig<128, 224> {
+  static constexpr const char* kVariant = "wgmma, tile 128x224 of the transpose, clusters of 2";
+  static constexpr Speed kSpeed{6620, 493, 44, 34, 1395};
+};
+
 // For matrices that TMA can't read.
 struct Unaligned : KernelConfig<2, 128, 64, 4, 1, 1, Loads::elementwise, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 128x128, unaligned: element-wise loads";
@@ -121,7 +147,7 @@ struct Unaligned : KernelConfig<2, 128, 64, 4, 1, 1, Loads::elementwise, kDirect
 
 // SMs of the larger H100 and H200 models, and those of them that clusters of more than two blocks can use. Constants,
 // so that a report names the same configuration on every Hopper GPU.
-constexpr int64_t kSMs = 132, kSMsOfLargeClusters = 124;
+constexpr int64_t kSMs = 132, kSMsOfLargeClusters = 120;
 
 /// SMs that compute clusters of Config.
 template <typename Config>
@@ -170,11 +196,12 @@ double bytes_of_step(const Problem& p) {
 inline double together(double a_ns, double b_ns) { return std::sqrt(std::hypot(a_ns * a_ns, b_ns * b_ns)); }
 
 /// Estimated time: that of the waves or that of memory, whichever is longer; a step of a wave takes the tensor cores'
-/// time or that of L2. For 352 random sizes of the three products, the chosen configuration took 1.8 % longer on
-/// average than the best one.
+/// time or that of L2. For 1092 products of random sizes, the chosen configuration took 1.9 % longer on average than
+/// the best one.
 template <typename Config>
-double estimated_ns(const Problem& p) {
-  constexpr double kBytesPerNs = 4200, kL2BytesPerNs = 10000;
+double estimated_ns(const Problem& of_c) {
+  const Problem p = Config::kTransposes ? Problem{of_c.n, of_c.m, of_c.k, of_c.is_aligned} : of_c;
+  constexpr double kBytesPerNs = 4000, kL2BytesPerNs = 10000;
   const auto rows = static_cast<double>(p.m), columns = static_cast<double>(p.n), inner = static_cast<double>(p.k);
   constexpr const Speed& kSpeed = Config::kSpeed;
   const double step =
@@ -198,13 +225,20 @@ auto with_fastest(const AnyProblem& p, Run&& run, First first, Others... others)
   return result;
 }
 
-/// The configurations of plain products.
+/// The configurations of plain products, and `others`.
+template <typename Run, typename... Others>
+auto with_config(const Problem& p, Run&& run, Others... others) {
+  return with_fastest(p, run, Tile128x256Columns{}, Divided128x256Columns{}, Tile128x256Both{}, Tile128x192Rows{},
+                      Tile192x128Rows{}, Tile192x96Rows{}, Tile192x64Rows{}, Tile192x32Rows4{}, Tile128x64{},
+                      Tile128x64Rows4{}, Tile64x192Columns{}, Tile64x128{}, Tile64x64{}, Tile64x64Rows4{}, Tile64x32{},
+                      Tile64x32Rows4{}, others...);
+}
+
+/// The same where the transpose of c may be computed: a is along k and c has a tensor map.
 template <typename Run>
-auto with_config(const Problem& p, Run&& run) {
-  return with_fastest(p, run, Tile128x256Columns{}, Divided128x256Columns{}, Divided128x256Rows{}, Tile128x256Both{},
-                      Tile128x192Rows{}, Tile192x160Columns{}, Tile192x128Rows{}, Tile192x96Rows{}, Tile192x64Rows{},
-                      Tile192x32Rows4{}, Tile128x128Rows{}, Tile128x64{}, Tile128x64Rows4{}, Tile64x192Columns{},
-                      Tile64x128{}, Tile64x64{}, Tile64x64Rows4{}, Tile64x32{}, Tile64x32Rows4{});
+auto with_any_config(const Problem& p, Run&& run) {
+  return with_config(p, run, Transposed64x80{}, Transposed64x144{}, Transposed128x96{}, Transposed128x112{},
+                     Transposed128x144{}, Transposed128x160{}, Transposed128x224{});
 }
 
 /// The same interface as PortableProduct.
@@ -227,7 +261,11 @@ struct Product {
         return sm90::launch<Config>(left, right, inner, bias, out, stream);
       };
       if (has_tensor_map<T>(matrix_of(left, inner)) && has_tensor_map<T>(matrix_of(right, inner))) {
-        return with_config(problem_of(left, right, inner), run);
+        const Problem problem = problem_of(left, right, inner);
+        if constexpr (a_along_k) {
+          if (has_tensor_map<T>(Matrix{out, columns, rows, columns})) return with_any_config(problem, run);
+        }
+        return with_config(problem, run);
       }
       // Element-wise loads dominate the time; with few tiles, mma.sync spreads them over more blocks.
       return a_along_k && waves<Unaligned>(rows, columns) > 1 ? run(Unaligned{}) : portable();

@@ -59,17 +59,22 @@ __device__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// Operand lists for inline PTX: CHECKOP_P names 16 operands, CHECKOP_D binds 16 accumulators.
+// Operand lists for inline PTX: CHECKOP_P names 16 operands, and CHECKOP_H the first 8 of these. CHECKOP_D and
+// CHECKOP_D8 bind as many accumulators.
 #define CHECKOP_P0 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define CHECKOP_P1 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define CHECKOP_P2 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
-#define CHECKOP_P3 "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define CHECKOP_P4 "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define CHECKOP_H2 "%32,%33,%34,%35,%36,%37,%38,%39"
+#define CHECKOP_P2 CHECKOP_H2 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define CHECKOP_H3 "%48,%49,%50,%51,%52,%53,%54,%55"
+#define CHECKOP_P3 CHECKOP_H3 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define CHECKOP_H4 "%64,%65,%66,%67,%68,%69,%70,%71"
+#define CHECKOP_P4 CHECKOP_H4 ",%72,%73,%74,%75,%76,%77,%78,%79"
 #define CHECKOP_P5 "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define CHECKOP_P6 "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define CHECKOP_P7 "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define CHECKOP_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define CHECKOP_D(i) CHECKOP_D4(i), CHECKOP_D4(i + 4), CHECKOP_D4(i + 8), CHECKOP_D4(i + 12)
+#define CHECKOP_D8(i) CHECKOP_D4(i), CHECKOP_D4(i + 4)
+#define CHECKOP_D(i) CHECKOP_D8(i), CHECKOP_D8(i + 8)
 #define CHECKOP_WGMMA_OF(type, n, list, a, b, add, ta, tb, ...)                                         \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " add                                                  \
                ", 0;\n"                                                                                 \
@@ -120,6 +125,15 @@ __device__ __forceinline__ void wgmma(float (&d)[count], uint64_t a_descriptor, 
                              "," CHECKOP_P7,
                   "%128", "%129", "%130", "%131", "%132", CHECKOP_D(0), CHECKOP_D(16), CHECKOP_D(32), CHECKOP_D(48),
                   CHECKOP_D(64), CHECKOP_D(80), CHECKOP_D(96), CHECKOP_D(112));
+  } else if constexpr (n == 80) {
+    CHECKOP_WGMMA(80, CHECKOP_P0 "," CHECKOP_P1 "," CHECKOP_H2, "%40", "%41", "%42", "%43", "%44", CHECKOP_D(0),
+                  CHECKOP_D(16), CHECKOP_D8(32));
+  } else if constexpr (n == 112) {
+    CHECKOP_WGMMA(112, CHECKOP_P0 "," CHECKOP_P1 "," CHECKOP_P2 "," CHECKOP_H3, "%56", "%57", "%58", "%59", "%60",
+                  CHECKOP_D(0), CHECKOP_D(16), CHECKOP_D(32), CHECKOP_D8(48));
+  } else if constexpr (n == 144) {
+    CHECKOP_WGMMA(144, CHECKOP_P0 "," CHECKOP_P1 "," CHECKOP_P2 "," CHECKOP_P3 "," CHECKOP_H4, "%72", "%73", "%74",
+                  "%75", "%76", CHECKOP_D(0), CHECKOP_D(16), CHECKOP_D(32), CHECKOP_D(48), CHECKOP_D8(64));
   } else {
     static_assert(n == 0, "not a width of wgmma used here");
   }
@@ -182,12 +196,16 @@ __device__ __forceinline__ void wgmma_e4m3(float (&d)[n / 2], uint64_t a_descrip
 
 #undef CHECKOP_WGMMA
 #undef CHECKOP_D
+#undef CHECKOP_D8
 #undef CHECKOP_D4
 #undef CHECKOP_P0
 #undef CHECKOP_P1
 #undef CHECKOP_P2
+#undef CHECKOP_H2
 #undef CHECKOP_P3
+#undef CHECKOP_H3
 #undef CHECKOP_P4
+#undef CHECKOP_H4
 #undef CHECKOP_P5
 #undef CHECKOP_P6
 #undef CHECKOP_P7
