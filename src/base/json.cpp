@@ -226,6 +226,11 @@ std::string JsonValue::one_of(std::string_view noun, const std::vector<std::stri
   throw InputError(where(), fmt::format("unknown {} '{}'", noun, name), hint);
 }
 
+void JsonValue::require_format(std::string_view format) const {
+  if (const std::string own = string(); own != format)
+    throw InputError(where(), fmt::format("'{}' where '{}' is needed", own, format), "give a file of that format");
+}
+
 void JsonValue::fail(const std::string& expected, const std::string& hint) const {
   throw InputError(where(), fmt::format("expected {}, got {}", expected, describe(*value_)), hint);
 }

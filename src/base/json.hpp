@@ -57,6 +57,9 @@ class JsonValue {
   /// A string that must be in `known`. `noun` names the kind of thing in the error: "unknown metric 'atol'".
   std::string one_of(std::string_view noun, const std::vector<std::string>& known) const;
 
+  /// Throws unless it is the string `format`, which says what the file holds.
+  void require_format(std::string_view format) const;
+
   /// Throws "where(): expected EXPECTED, got VALUE; HINT".
   [[noreturn]] void fail(const std::string& expected, const std::string& hint = "") const;
 

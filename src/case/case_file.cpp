@@ -107,7 +107,7 @@ void append_entry(const CaseFile& file, const JsonValue& entry, std::string_view
 }
 
 void append_file(const JsonValue& root, std::string_view suite, std::vector<Case>& cases) {
-  root.at("format").one_of("format", {"check_operator/cases-1"});  // before the keys: it may be a file of another kind
+  root.at("format").require_format("check_operator/cases-1");  // before the keys: it may be a file of another kind
   root.allow_keys({"format", "why", "presets", "cases"});
   if (const auto why = root.find("why")) why->sentence();
   const CaseFile file{root, find_operator(std::filesystem::path(root.file()).stem().string())};

@@ -115,7 +115,7 @@ const std::vector<std::string>& preset_fields() {
 
 std::vector<Preset> parse_models(const JsonValue& root) {
   root.allow_keys({"format", "why", "models"});
-  root.at("format").one_of("format", {"check_operator/models-1"});
+  root.at("format").require_format("check_operator/models-1");
   if (const auto why = root.find("why")) why->sentence();
   std::vector<Preset> presets;
   for (const auto& [name, model] : root.at("models").members()) {

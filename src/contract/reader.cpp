@@ -309,7 +309,7 @@ void read_contract_2(const JsonValue& root, RuleTable& table) {
 
 void read_contract(const JsonValue& root, RuleTable& table) {
   if (const auto format = root.find("format")) {
-    format->one_of("format", {std::string(kFormat)});
+    format->require_format(kFormat);
     read_contract_2(root, table);
   } else if (root.has("accuracy") || root.has("batch_invariance")) {
     read_rl_kernel(root, table);

@@ -128,7 +128,7 @@ std::string ReadReport::verdict_line() const {
 }
 
 ReadReport read_report(const JsonValue& document) {
-  document.at("format").one_of("format", {"check_operator/report-1"});
+  document.at("format").require_format("check_operator/report-1");
   ReadReport report;
   report.suite_name = document.at("suite_name").string();
   report.command = document.at("command").string();

@@ -18,8 +18,10 @@ TEST(Contract, AnEmptyContractIsAnError) {
 }
 
 TEST(Contract, AnUnknownFormatIsAnError) {
-  EXPECT_EQ(parse_error(R"({"format": "check_operator/contract-3"})"),
-            "c.json: format: unknown format 'check_operator/contract-3'; did you mean 'check_operator/contract-2'?");
+  EXPECT_EQ(
+      parse_error(R"({"format": "check_operator/contract-3"})"),
+      "c.json: format: 'check_operator/contract-3' where 'check_operator/contract-2' is needed; give a file of that "
+      "format");
 }
 
 TEST(Contract, RulesAreRequiredAndNotEmpty) {
