@@ -456,6 +456,9 @@ TEST(MutateCommand, NamesTheFaultsOfAPassThatItsDataDoNotShow) {
         output);
     EXPECT_TRUE(table.ends_with(line)) << table;
   }
+  // A row that is always alone can't differ from itself.
+  expect_exit(run_program("mutate --op logp --dtype fp32 --batch 1 --seq 1 --vocab 17"), 0,
+              "unwritten_zeros, batch_dependent\n");
   // In fp32 no kernel rounds to 16 bits, so that the fault has no place there; in bf16 it needs a temperature.
   const ProcessResult of_some = run_program("mutate --op logp --pass backward --dtype fp32,bf16 --seq 1 --vocab 200");
   EXPECT_NE(of_some.text.find(", unwritten_zeros, transform_in_16_bit in bf16\n"), std::string::npos) << of_some.text;
