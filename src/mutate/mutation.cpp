@@ -193,7 +193,7 @@ class Trials {
       trial.judgment = judge(c_, run, comparisons, demands_, checks, /*accuracy=*/true);
       trial.worst_gate = {std::string(c_.pass->outputs[0].tensor.name), trial.judgment.kind,
                           trial.rejected() ? kInfinity : 0};
-      if (!trial.rejected() && !shows(fault)) trial.kind = Trial::Kind::unchanged;
+      if (!shows(fault, trial)) trial.kind = Trial::Kind::unchanged;
       add(fault.spec, "", std::move(trial));
     }
   }
@@ -339,12 +339,13 @@ class Trials {
     return true;
   }
 
-  /// Whether the case has what the fault needs.
-  bool shows(const BehaviourFault& fault) const {
+  /// Whether the case has what the fault needs. A row that is alone in every launch is changed in all of them: only its
+  /// accuracy may show that.
+  bool shows(const BehaviourFault& fault, const Trial& trial) const {
     const TensorSpec& first = c_.pass->outputs[0].tensor;
     const MatrixView view = matrix_view(*c_.op, first, shape_of(c_, first));
     if (fault.spec.name == "unwritten_zeros") return has_row_of_zeros(view.columns);
-    return fault.spec.name != "batch_dependent" || view.rows > 1;
+    return fault.spec.name != "batch_dependent" || view.rows > 1 || trial.rejected();
   }
 
   bool has_row_of_zeros(int64_t columns) const {

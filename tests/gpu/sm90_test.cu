@@ -188,7 +188,7 @@ TEST_F(Sm90, AnySizeAtAnyAddressHasTheBitsOfMmaSync) {
   expect_same_bits_anywhere<__half>(Chosen{});
 }
 
-// Numbers of rows on both sides of every change of configuration.
+// Numbers of rows on both sides of many changes of configuration.
 TEST_F(Sm90, BitsOfARowDoNotDependOnTheNumberOfRows) {
   for (const int64_t n : {1024, 4096, 6144, 12288, 24576}) {
     const auto all = multiply<__nv_bfloat16>({513, n, 520}, Along::k_rows, Values::normal, Chosen{});
