@@ -85,13 +85,13 @@ class Groups {
   const Shape& shape() const { return shape_; }
   cudaStream_t stream() const { return stream_; }
 
-  /// Enqueues the list of groups and of their tiles of `tile_rows` rows. Sets the rows of `out` that no expert has to
-  /// 0, or all of its rows to NaN if what is given is bad.
-  checkop_status list(int tile_rows, T* out, int64_t columns) {
+  /// Enqueues the list of groups and of their tiles of `tile_rows` rows, in bands of about `band_tiles`. Sets the rows
+  /// of `out` that no expert has to 0, or all of its rows to NaN if what is given is bad.
+  checkop_status list(int tile_rows, T* out, int64_t columns, int band_tiles = 1) {
     if (auto status = findings_.begin()) return status;
     tile_rows_ = tile_rows;
     launch_list_row_groups(GivenGroups{given_, shape_.experts, shape_.rows, shape_.capacity, align_}, tile_rows,
-                           listed(), out, columns, findings_.on_device(), stream_);
+                           band_tiles, listed(), out, columns, findings_.on_device(), stream_);
     return findings_.found();
   }
   /// What list() has listed.

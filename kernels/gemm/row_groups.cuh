@@ -11,9 +11,11 @@ namespace checkop::kernels {
 struct GroupRows {
   int32_t begin, end;
 };
-/// A tile of rows of a group, from `row` on. `end`: the end of the group. Group -1: no tile.
+/// A tile of rows of a group, from `row` on. `end`: the end of the group. Group -1: no tile. The tiles of a group come
+/// in bands of `height` successive ones, of which this is number `place`.
 struct alignas(16) RowTile {
   int32_t group, row, end;
+  uint16_t place, height;
 };
 
 /// The largest number of tiles of `tile_rows` rows that `groups` groups can have.
@@ -62,9 +64,11 @@ struct GivenGroups {
 
 /// The first block lists the groups and their tiles. If an element of what is given is bad, it notes the first such
 /// element and leaves all groups empty. The other blocks set the rows of `out` that are of no group to 0, or all rows
-/// to NaN if an element is bad. A row of `out` has `row_bytes` bytes, an even number.
-static __global__ __launch_bounds__(kScanThreads) void list_row_groups(GivenGroups from, int tile_rows, RowGroupList to,
-                                                                       uint16_t* __restrict__ out, int64_t row_bytes,
+/// to NaN if an element is bad. A row of `out` has `row_bytes` bytes, an even number. The heights of a group's bands
+/// differ by one tile at most, and lie between 3/4 and 3/2 of `band_tiles` if the group has as many.
+static __global__ __launch_bounds__(kScanThreads) void list_row_groups(GivenGroups from, int tile_rows, int band_tiles,
+                                                                       RowGroupList to, uint16_t* __restrict__ out,
+                                                                       int64_t row_bytes,
                                                                        unsigned long long* __restrict__ first_bad) {
   __shared__ int64_t of_warp[kWarp];
   bool bad = false;
@@ -96,26 +100,32 @@ static __global__ __launch_bounds__(kScanThreads) void list_row_groups(GivenGrou
     int64_t of_step = 0;
     const int64_t tiles = ceil_div(own.end - own.begin, tile_rows);
     const int64_t earlier = before + block_sum_before(tiles, of_warp, of_step);
-    for (int64_t i = 0; i < tiles; ++i) {
-      to.tiles[earlier + i] = {static_cast<int32_t>(group), static_cast<int32_t>(own.begin + i * tile_rows), own.end};
+    const int64_t bands = max((tiles + band_tiles / 2) / band_tiles, int64_t{1});
+    const int64_t low = tiles / bands, higher = tiles % bands;  // the first bands have a tile more
+    for (int64_t band = 0, i = 0; band < bands; ++band) {
+      const int64_t first = i, height = low + (band < higher ? 1 : 0);
+      for (; i < first + height; ++i) {
+        to.tiles[earlier + i] = {static_cast<int32_t>(group), static_cast<int32_t>(own.begin + i * tile_rows), own.end,
+                                 static_cast<uint16_t>(i - first), static_cast<uint16_t>(height)};
+      }
     }
     before += of_step;
     __syncthreads();  // before the sums are written again
   }
-  for (int64_t i = before + threadIdx.x; i < to.most_tiles; i += kScanThreads) to.tiles[i] = {-1, 0, 0};
+  for (int64_t i = before + threadIdx.x; i < to.most_tiles; i += kScanThreads) to.tiles[i] = {-1, 0, 0, 0, 1};
   if (threadIdx.x == 0) *to.count = before;
 }
 
 /// Enqueues list_row_groups() for `out`, [rows, columns]; without columns nothing is set.
 template <typename T>
-void launch_list_row_groups(const GivenGroups& from, int tile_rows, const RowGroupList& to, T* out, int64_t columns,
-                            unsigned long long* first_bad, cudaStream_t stream) {
+void launch_list_row_groups(const GivenGroups& from, int tile_rows, int band_tiles, const RowGroupList& to, T* out,
+                            int64_t columns, unsigned long long* first_bad, cudaStream_t stream) {
   constexpr int64_t kMostBlocks = 128;  // about one for each SM: most calls have few rows behind the groups, or none
   const int64_t row_bytes = columns * static_cast<int64_t>(sizeof(T));
   const int64_t needed = ceil_div(from.rows * row_bytes / 2, kScanThreads);
   const auto blocks = static_cast<unsigned>(1 + (needed < kMostBlocks ? needed : kMostBlocks));
-  list_row_groups<<<blocks, kScanThreads, 0, stream>>>(from, tile_rows, to, reinterpret_cast<uint16_t*>(out), row_bytes,
-                                                       first_bad);
+  list_row_groups<<<blocks, kScanThreads, 0, stream>>>(from, tile_rows, band_tiles, to,
+                                                       reinterpret_cast<uint16_t*>(out), row_bytes, first_bad);
 }
 
 }  // namespace checkop::kernels

@@ -32,7 +32,8 @@ struct HopperProducts {
       constexpr int kTileRows = Config::kM * Config::kClusterM;
       static_assert(kTileRows >= kTile);  // of which the workspace has room for a list
       variant = Config::kVariant;
-      if (status = groups.list(kTileRows, out, shape.n_dim); status != CHECKOP_OK) return cudaSuccess;
+      if (status = groups.list(kTileRows, out, shape.n_dim, sm90::kBandRows / kTileRows); status != CHECKOP_OK)
+        return cudaSuccess;
       const RowGroupList list = groups.listed();
       p.products = {list.tiles, list.count, shape.n_dim, shape.k_dim};
       return sm90::launch_fp8<Config>(p, a_matrix(call, shape), b_matrix(call, shape), list.most_tiles,

@@ -23,7 +23,8 @@ struct HopperGroups {
           constexpr int kTileRows = Config::kM * Config::kClusterM;
           static_assert(kTileRows >= grouped_gemm::kLeastTileRows);
           variant = Config::kVariant;
-          if (status = groups.list(kTileRows, out, columns); status != CHECKOP_OK) return cudaSuccess;
+          if (status = groups.list(kTileRows, out, columns, sm90::kBandRows / kTileRows); status != CHECKOP_OK)
+            return cudaSuccess;
           const RowGroupList list = groups.listed();
           const sm90::RowGroups<b_along_k> products{list.tiles, list.count, lines, inner};
           return sm90::launch_grouped<Config>(products, make_operand<true>(a, inner, shape.rows),

@@ -48,8 +48,8 @@ struct KernelConfig {
   static constexpr int kThreads = consumers * kWarpgroup + kProducerThreads;
 
   static constexpr int kStageBytes = (kM + kN) * kBlockK * 2;
-  // Staged stores: boxes of 16 rows by 64 or 32 columns of 16 bits, each warp with buffers of its own. Transposed ones:
-  // a warp's share of a box of 64 rows, whose buffers a warpgroup has.
+  // A box is what TMA stores at a time, kBoxColumns columns of 16 bits of the tile. Staged stores: 16 rows, each warp
+  // with buffers of its own. Transposed ones: 64 rows, in buffers of a warpgroup; kBoxBytes is the share of a warp.
   static constexpr bool kTransposes = stores == Stores::transposed;
   static constexpr int kBoxColumns = n % 64 == 0 ? 64 : kTransposes && n % 48 == 0 ? 48 : n % 32 == 0 ? 32 : 16;
   static constexpr int kBoxBytes = 16 * kBoxColumns * 2, kStoreBuffers = 2;
@@ -61,6 +61,7 @@ struct KernelConfig {
   static constexpr int kDynamicSmemBytes = kBarrierOffset + 2 * kStages * kBarrierBytes + kSmemAlign;
   static_assert(kDynamicSmemBytes <= kMaxSmemBytes && kStageBytes % 1024 == 0 && kStages > 1);
   static_assert(stores == Stores::direct || n % kBoxColumns == 0);
+  static_assert(stores != Stores::staged || kBoxColumns >= 32);
   static_assert(loads == Loads::tma || kCluster == 1);
   static_assert(kCluster <= 8);  // supported by every device
 };

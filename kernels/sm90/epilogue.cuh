@@ -169,8 +169,7 @@ __device__ __forceinline__ void store_direct(const float (&sum)[Config::kN / 2],
 
 // Interface of an epilogue:
 //   kMayStage<Config>  when `staged`, its tiles are stored through shared memory by c_map; with Stores::transposed,
-//   they
-//                      always are, and there is no consume(). It then needs
+//                      they always are, and there is no consume(). It then needs
 //                      changes_sums(), change<Config>(sum, rows, m, n, m_extent, n_extent): modifies the sums first
 //                      pack(sum, packed): packs the 16 bits of each sum to store, in the layout of pack_sums()
 //   kReadsRows         read_rows(m, n, m_extent) -> Rows, called before a tile's sums are computed
@@ -178,16 +177,12 @@ __device__ __forceinline__ void store_direct(const float (&sum)[Config::kN / 2],
 //   consume<Config>(sum, rows, m, n, m_extent, n_extent): handles sums that are not staged
 // m and n are the first row and column of a warpgroup's tile, which has 64 rows and kN columns.
 
-/// c[m, n] = sum + bias[n], rounded once: the epilogue of plain products.
-template <typename T, typename Out>
-struct StoreTiles {
-  CUtensorMap c_map;           ///< set only when staged
-  const T* __restrict__ bias;  ///< [b.extent] or null
-  Out* __restrict__ c;         ///< [a.extent, b.extent], contiguous
-  bool staged;                 ///< stores through shared memory and TMA
+/// What the epilogues of plain products have in common: c = sum + bias, rounded once.
+template <typename T>
+struct SumAndBias {
+  CUtensorMap c_map;           ///< of c; set only when tiles are stored by it
+  const T* __restrict__ bias;  ///< [columns of c] or null
 
-  template <typename Config>
-  static constexpr bool kMayStage = Config::kStores == Stores::staged&& std::is_same_v<T, Out>;
   static constexpr bool kReadsRows = false, kCarries = false;
   struct Rows {};
 
@@ -196,6 +191,19 @@ struct StoreTiles {
     pack_sums<T>(sum, packed);
   }
   __device__ bool changes_sums() const { return bias != nullptr; }
+};
+
+/// c[m, n] = sum + bias[n]. T: of the bias; Out: of c.
+template <typename T, typename Out>
+struct StoreTiles : SumAndBias<T> {
+  using typename SumAndBias<T>::Rows;
+  using SumAndBias<T>::bias;
+  Out* __restrict__ c;  ///< [a.extent, b.extent], contiguous
+  bool staged;          ///< stores through shared memory and TMA
+
+  template <typename Config>
+  static constexpr bool kMayStage = Config::kStores == Stores::staged&& std::is_same_v<T, Out>;
+
   template <typename Config>
   __device__ __forceinline__ void change(float (&sum)[Config::kN / 2], const Rows&, int64_t, int64_t n, int64_t,
                                          int64_t n_extent) const {
@@ -209,22 +217,17 @@ struct StoreTiles {
   }
 };
 
-/// c[n, m] = sum + bias[m], rounded once: the epilogue of plain products whose operands are exchanged.
+/// c[n, m] = sum + bias[m], where the operands are exchanged: c is [b.extent, a.extent], contiguous, and c_map has
+/// boxes of 64 by kBoxColumns lines.
 template <typename T>
-struct StoreTransposedTiles {
-  CUtensorMap c_map;           ///< of c, [b.extent, a.extent], contiguous; boxes of 64 by kBoxColumns lines
-  const T* __restrict__ bias;  ///< [a.extent] or null
+struct StoreTransposedTiles : SumAndBias<T> {
+  using typename SumAndBias<T>::Rows;
+  using SumAndBias<T>::bias;
+  static constexpr bool staged = true;
 
   template <typename Config>
   static constexpr bool kMayStage = true;
-  static constexpr bool kReadsRows = false, kCarries = false, staged = true;
-  struct Rows {};
 
-  template <int count>
-  __device__ static void pack(const float (&sum)[count], uint32_t (&packed)[count / 2]) {
-    pack_sums<T>(sum, packed);
-  }
-  __device__ bool changes_sums() const { return bias != nullptr; }
   template <typename Config>
   __device__ __forceinline__ void change(float (&sum)[Config::kN / 2], const Rows&, int64_t m, int64_t,
                                          int64_t m_extent, int64_t) const {

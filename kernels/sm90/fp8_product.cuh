@@ -112,7 +112,7 @@ __global__ __launch_bounds__(Config::kThreads, 1) void fp8_kernel(const __grid_c
   if constexpr (Products::kMany) tiles_m = p.products.row_tiles();
   const uint32_t tiles = tiles_m * p.tiles_n;
   const auto tile_of = [&](uint32_t item) -> Tile {
-    const TileIndex index = tile_index(item, tiles_m, p.tiles_n, p.band);
+    const TileIndex index = p.products.index(item, tiles_m, p.tiles_n, p.band);
     const int64_t n = (int64_t{index.n} * Config::kClusterN + rank_n) * Config::kN;
     if constexpr (Products::kMany) {
       return p.products.template tile<Config>(index.m, rank_m, n);
@@ -354,14 +354,12 @@ cudaError_t launch_fp8(Fp8Params<T, Products>& p, const Matrix& a_matrix, const 
   p.tiles_m = static_cast<uint32_t>(row_tiles);
   p.tiles_n = static_cast<uint32_t>(ceil_div(p.n_dim, Config::kN * Config::kClusterN));
   p.band = kBandRows / (Config::kM * Config::kClusterM);
-  const bool few_rows = !Products::kMany && row_tiles == 1;  // see launch_with_epilogue()
-  const auto promotion = few_rows ? L2Promotion::none : L2Promotion::bytes_256;
   p.a_lines = BoxA::kLines;
-  if (few_rows && Config::kClusterM == 1) {
+  if (!Products::kMany && row_tiles == 1 && Config::kClusterM == 1) {  // loads only rows that exist
     p.a_lines = static_cast<int>(std::min<int64_t>(p.a_lines, round_up(ceil_div(p.rows, Config::kClusterN), 8)));
   }
-  if (!make_tensor_map<uint8_t>(p.a_map, a_matrix, fp8::kBlock, p.a_lines, promotion) ||
-      !make_tensor_map<uint8_t>(p.b_map, b_matrix, fp8::kBlock, BoxB::kLines, promotion)) {
+  if (!make_tensor_map<uint8_t>(p.a_map, a_matrix, fp8::kBlock, p.a_lines, L2Promotion::none) ||
+      !make_tensor_map<uint8_t>(p.b_map, b_matrix, fp8::kBlock, BoxB::kLines, L2Promotion::none)) {
     return cudaErrorInvalidValue;
   }
   p.staged = false;

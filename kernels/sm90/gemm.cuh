@@ -21,6 +21,7 @@ struct Tile {
 };
 
 // Interface of the products of a kernel:
+//   index(tile, tiles_m, tiles_n, band)  where a tile of a cluster lies, in tiles; band: see tile_index()
 //   kMany                            whether there are many products; only then the two functions below exist
 //   row_tiles()                      the number of tiles along m of all products together
 //   tile<Config>(index_m, rank_m, n) the tile of a cluster's block at place rank_m along m, from column n on
@@ -30,6 +31,9 @@ struct Tile {
 /// The product of two whole operands.
 struct OneProduct {
   static constexpr bool kMany = false;
+  __device__ TileIndex index(uint32_t tile, uint32_t tiles_m, uint32_t tiles_n, uint32_t band) const {
+    return tile_index(tile, tiles_m, tiles_n, band);
+  }
 };
 
 template <typename T, typename Epilogue, bool a_along_k, bool b_along_k, typename Products = OneProduct>
@@ -74,6 +78,7 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
   static_assert(Config::kParts == 1 || !b_along_k || LayoutB::kSlabs == 1);  // the parts of a tile are contiguous
   static_assert(Config::kStageBytes == LayoutA::kBytes + LayoutB::kBytes);
   static_assert(!Products::kMany || Config::kLoads == Loads::tma);
+  static_assert(!Products::kMany || !Config::kTransposes);
   extern __shared__ uint8_t dynamic[];
   // Offsets must be the same in all blocks of a cluster: multicast needs that.
   const uint32_t unaligned = shared_address(dynamic);
@@ -128,7 +133,7 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
   const auto tile_of = [&](uint32_t item) -> Tile {
     const uint32_t part = is_part(item) ? item - whole : 0;
     const uint32_t tile = is_part(item) ? whole + part / Config::kParts : item;
-    const TileIndex index = tile_index(tile, tiles_m, p.tiles_n, p.band);
+    const TileIndex index = p.products.index(tile, tiles_m, p.tiles_n, p.band);
     const int64_t n =
         (int64_t{index.n} * Config::kClusterN + rank_n) * Config::kN + part % Config::kParts * Config::kTailN;
     if constexpr (Products::kMany) {
@@ -221,7 +226,8 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
     uint32_t packed[kMayStage ? Config::kN / 4 : 1];
     uint32_t packed_item = 0;
     int next_box = 0, boxes = 0;  // first box of packed_item that is not yet stored, and number of its boxes
-    // A warp alternates between its buffers, also across tiles: a tile may have an odd number of boxes.
+    // A warp, or a warpgroup if it stores the transpose, alternates between its buffers, also across tiles: a tile may
+    // have an odd number of boxes.
     constexpr int kBufferBytes = (Config::kTransposes ? 4 : 1) * Config::kBoxBytes;
     const uint32_t staging = base + Config::kStages * Config::kStageBytes +
                              (Config::kTransposes ? group : warp) * Config::kStoreBuffers * kBufferBytes;

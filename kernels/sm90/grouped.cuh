@@ -21,9 +21,14 @@ struct RowGroups {
   int64_t lines;                      ///< rows in memory of a matrix of b: those of c's columns if b is along k, else k
   int64_t k;
 
-  // Groups that share a band each read their matrix: lower bands were slower.
-  static constexpr int kBandRows = 4096;
   static constexpr bool kMany = true;
+  /// Bands are those of the list. A band of several groups would read the matrix of each.
+  __device__ TileIndex index(uint32_t tile, uint32_t, uint32_t tiles_n, uint32_t) const {
+    const uint32_t row_of_band = tile / tiles_n;
+    const auto words = static_cast<uint32_t>(__ldg(&reinterpret_cast<const int4*>(tiles + row_of_band)->w));
+    const uint32_t first = row_of_band - (words & 0xffff), height = words >> 16, within = tile - first * tiles_n;
+    return {first + within % height, within / height};
+  }
   __device__ uint32_t row_tiles() const { return static_cast<uint32_t>(*count); }
   template <typename Config>
   __device__ Tile tile(uint32_t index_m, int rank_m, int64_t n) const {
@@ -41,8 +46,10 @@ struct SumGroups {
   uint32_t tiles_each;  ///< tiles along m of a group, of kM * kClusterM rows each
   int64_t rows;         ///< rows of c of a group
 
-  static constexpr int kBandRows = sm90::kBandRows;
   static constexpr bool kMany = true;
+  __device__ TileIndex index(uint32_t tile, uint32_t tiles_m, uint32_t tiles_n, uint32_t band) const {
+    return tile_index(tile, tiles_m, tiles_n, band);
+  }
   __device__ uint32_t row_tiles() const { return count * tiles_each; }
   template <typename Config>
   __device__ Tile tile(uint32_t index_m, int rank_m, int64_t n) const {
@@ -97,10 +104,10 @@ cudaError_t launch_grouped(const Products& products, const Operand<T, a_along_k>
   if (!stage_tiles<Config>(p.out, c, b.extent, c_rows, b.extent)) return cudaErrorInvalidValue;
   p.a = a, p.b = b, p.products = products;
   p.tiles_n = static_cast<uint32_t>(ceil_div(b.extent, Config::kN * Config::kClusterN));
-  p.band = Products::kBandRows / (Config::kM * Config::kClusterM);
+  p.band = kBandRows / (Config::kM * Config::kClusterM);
   p.a_lines = BoxA::kLines;
-  if (!make_tensor_map<T>(p.a_map, a_matrix, BoxA::kLength, BoxA::kLines, L2Promotion::bytes_256) ||
-      !make_tensor_map<T>(p.b_map, b_matrix, BoxB::kLength, BoxB::kLines, L2Promotion::bytes_256)) {
+  if (!make_tensor_map<T>(p.a_map, a_matrix, BoxA::kLength, BoxA::kLines, L2Promotion::none) ||
+      !make_tensor_map<T>(p.b_map, b_matrix, BoxB::kLength, BoxB::kLines, L2Promotion::none)) {
     return cudaErrorInvalidValue;
   }
   int resident = 0;

@@ -15,11 +15,12 @@ constexpr auto kTma = Loads::tma;
 constexpr auto kStaged = Stores::staged;
 constexpr auto kDirect = Stores::direct;
 
-/// Fitted to times of single launches on an H200, in nanoseconds, see estimated_ns().
+/// Fitted to times of single launches on an H200, in nanoseconds, see estimated_ns(). Those with has_l2 are of an
+/// earlier fit to launches back to back, with 3000 more for `fixed`.
 struct Speed {
   int fixed;            ///< launch, first loads, last stores
   int step;             ///< of 64 k, while all SMs are busy
-  int rows;             ///< more for a step if a tile has all its rows: others are not loaded
+  int rows;             ///< more for a step if a tile has all its rows (kM), which are columns of c in the transpose
   int unaligned;        ///< more for a step if lines of the right operand do not begin at multiples of 128 bytes
   int wave;             ///< once per tile of an SM
   bool has_l2 = false;  ///< a step contains the time that it waits for L2; otherwise that comes from bytes_of_step()

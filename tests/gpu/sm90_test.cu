@@ -192,7 +192,8 @@ TEST_F(Sm90, AnySizeAtAnyAddressHasTheBitsOfMmaSync) {
 TEST_F(Sm90, BitsOfARowDoNotDependOnTheNumberOfRows) {
   for (const int64_t n : {1024, 4096, 6144, 12288, 24576}) {
     const auto all = multiply<__nv_bfloat16>({513, n, 520}, Along::k_rows, Values::normal, Chosen{});
-    for (const int64_t rows : {1, 8, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512}) {
+    for (const int64_t rows : {1,   8,   16,  17,  32,  33,  64,  65,  80,  81,  96,  97, 112,
+                               113, 128, 129, 144, 145, 160, 161, 224, 225, 256, 257, 512}) {
       const auto some = multiply<__nv_bfloat16>({rows, n, 520}, Along::k_rows, Values::normal, Chosen{});
       EXPECT_EQ(memcmp(all.data(), some.data(), static_cast<size_t>(rows * n) * 2), 0) << "n " << n << " rows " << rows;
     }
