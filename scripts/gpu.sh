@@ -316,6 +316,8 @@ run_products() {
     bench grouped_gemm cuda-sm90 120 --rows "$m" --experts "$experts" --k-dim "$k" --n-dim "$n" --check-grad --ignored-every 0
     bench det_gemm cuda-sm90 120 --batch 1 --seq "$m" --k-dim "$k" --n-dim "$n" --check-grad
   done
+  # The groups of the first one, each alone: five eighths of the rows are of one expert, the others of five.
+  bench det_gemm cublas,cuda-sm90 120 --batch 1 --seq 1229,10240 --k-dim 4096 --n-dim 14336 --check-grad --baseline cublas
   # The product alone, for comparison with linear_logp. It ignores no row.
   for sizes in $logp_sizes; do
     IFS=, read -r m k n <<<"$sizes"

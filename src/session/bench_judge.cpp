@@ -26,10 +26,10 @@ constexpr size_t kMostSets = 16;
 constexpr uint64_t kDataBytes = uint64_t{256} << 20;
 /// Launches whose outputs may differ, by the contract, from those of others on the same data.
 constexpr size_t kDiffering = 2;
-/// Rows that are judged of the sets but one: where the contract samples rows, and in other large cases.
-constexpr int64_t kRowsOfSampled = 16, kRowsOfLarge = 256;
-/// Above this gold_work() a case is large: a gold of all rows takes seconds. If it has no quick rows, it is computed of
-/// one set alone.
+/// Rows that are judged of the drawn set and of each other set, if the golds of all sets would take seconds.
+constexpr int64_t kRowsOfDrawn = 256, kRowsOfOthers = 16;
+/// The most gold_work() of all rows of all sets of a candidate. If there are no quick rows, one set alone has a gold
+/// above this gold_work() of a set.
 constexpr double kMostWork = 1e10;
 
 struct Sizes {
@@ -133,18 +133,18 @@ void judge_bench(const Case& c, const ChosenCandidate& candidate, const BenchDat
   std::vector<size_t> first_launches;  // on each data set; launches that differ from them follow
   for (size_t slot = 0; slot < std::min(run.kept.size(), data.inputs.size()); ++slot)
     if (run.kept[slot] >= 0) first_launches.push_back(slot);
-  // Drawn, so that a candidate can't know for which data the gold has all rows of a run.
-  const size_t most = first_launches.empty() ? 0 : first_launches[std::random_device{}() % first_launches.size()];
+  // So that a candidate can't know for which data the gold has most rows.
+  const size_t drawn = first_launches.empty() ? 0 : first_launches[std::random_device{}() % first_launches.size()];
+  const double work = gold_work(c);
+  const bool quick = has_quick_rows(c), samples = quick && work * static_cast<double>(data.inputs.size()) > kMostWork;
   for (size_t slot = 0; slot < run.kept.size(); ++slot) {
     if (run.kept[slot] < 0) continue;
+    if (!quick && work > kMostWork && slot != drawn && slot < data.inputs.size()) continue;
     const auto set = static_cast<size_t>(run.kept[slot]);
     const Case judged = case_of_set(c, set);
-    int64_t rows = contract.sampling().rows_for(gold_work(judged));
-    if (slot != most && rows > 0) rows = std::min(rows, kRowsOfSampled);
-    if (slot != most && gold_work(judged) > kMostWork) {
-      if (rows == 0 && has_quick_rows(judged)) rows = kRowsOfLarge;
-      if (!has_quick_rows(judged) && slot < data.inputs.size()) continue;
-    }
+    int64_t rows = contract.sampling().rows_for(work);
+    if (const int64_t enough = slot == drawn ? kRowsOfDrawn : kRowsOfOthers; samples && (rows == 0 || rows > enough))
+      rows = enough;
     const std::vector<Comparison> comparisons =
         judge_outputs(judged, data.inputs[set], data.outputs[index][slot], contract, subject, threads,
                       sample_rows(judged, data.inputs[set], rows));
