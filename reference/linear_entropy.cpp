@@ -64,7 +64,8 @@ LinearInputs inputs_of(const GoldArgs& args) {
 ///   entropy = log sum_v exp(z_v - m) + sum_v p_v (m - z_v),  m = max_v z_v,  p = softmax(z),  in nats
 /// Where the mask is 0: 0, and the row of hidden is not read.
 void forward(const GoldArgs& args) {
-  const LinearInputs in = inputs_of(args);
+  LinearInputs in = inputs_of(args);
+  in.lost = lost_by_tensor_cores(in.hidden);
   LinearLogits logits(args, in, args.rows(0));
   const std::vector<EntropyRow> entropies = logits.entropies();
   for (int64_t r = 0; r < logits.rows(); ++r) {

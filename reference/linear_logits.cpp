@@ -12,6 +12,11 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
+double lost_by_tensor_cores(const Tensor& hidden) {
+  constexpr int64_t kStep = 8;
+  return info(hidden.dtype).bytes == 2 ? static_cast<double>(ceil_div(hidden.shape.back(), kStep)) / 2 : 0;
+}
+
 LinearLogits::LinearLogits(const GoldArgs& args, const LinearInputs& in, const RowSet& set)
     : args_(args),
       in_(in),
@@ -69,9 +74,10 @@ int64_t LinearLogits::load_chunk(const RowSet& columns, int64_t begin) {
         const size_t at = out_at + size(i, chunk_) + size(j, 1);
         const double b = in_.bias == nullptr ? 0 : in_.bias->at(columns.at(begin + v + j));
         magnitude_[at] = std::abs(logits_[at]) + std::sqrt(magnitude_[at]) + std::abs(b);
-        GoldElement sum{logits_[at] + b, magnitude_[at], 0};
+        GoldElement sum{logits_[at] + b, magnitude_[at], in_.lost * magnitude_[at]};
         if (rounds_product_) {
-          const GoldElement product{logits_[at], magnitude_[at] - std::abs(b), 0};
+          const double of_product = magnitude_[at] - std::abs(b);
+          const GoldElement product{logits_[at], of_product, in_.lost * of_product};
           sum = sum_of_16_bit(rounded_if(true, args_, 0, product), exact(b));
         }
         logits_[at] = sum.value;

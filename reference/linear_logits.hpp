@@ -27,7 +27,15 @@ struct LinearInputs {
   std::vector<char> used;  ///< for each row of hidden; 0: the row is not read and adds nothing to any gradient
   LogitTransform transform;
   bool folds_slack = false;  ///< the slack of a rounded logit counts as rounding of its z
+  double lost = 0;           ///< lost_by_tensor_cores() in a forward pass
 };
+
+/// What tensor cores lose of a logit, in units of u of its magnitude; 0 unless the operands have 16 bits. They add 8
+/// products a step, 16 on Hopper, and truncate the sum: that loses up to 2u of the partial sum, u on average, and
+/// always toward zero. Partial sums of terms in no particular order are half of the magnitude on average. In gradients
+/// the loss is below what a contract's bias_ulps grants to the products that follow: it does so to the whole error of
+/// an operand, with the longer chain of the vocabulary.
+double lost_by_tensor_cores(const Tensor& hidden);
 
 /// Indices of the gradients among the outputs, and sums of earlier calls that those of weights continue; nullptr for
 /// none.
@@ -205,9 +213,9 @@ class LinearLogits {
   TransformedLogit transformed(size_t at) const {
     if (stepped_.is_active()) {
       return stepped_(rounds_logits_ ? GoldElement{logits_[at], 0, args_.recipes.in_units(slack_[at])}
-                                     : GoldElement{logits_[at], magnitude_[at], 0});
+                                     : GoldElement{logits_[at], magnitude_[at], in_.lost * magnitude_[at]});
     }
-    if (!rounds_logits_) return in_.transform(logits_[at], magnitude_[at]);
+    if (!rounds_logits_) return in_.transform(logits_[at], magnitude_[at], in_.lost * magnitude_[at]);
     return in_.transform(logits_[at], slack_[at], args_.recipes);
   }
 

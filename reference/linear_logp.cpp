@@ -123,7 +123,8 @@ std::vector<Reduced> reduced_rows(LinearLogits& logits, const Tensor& ids) {
 /// If the id is ignore_index: 0, and the row of hidden is not read.
 /// Throws InputError for any other id outside [0, vocab).
 void select(const GoldArgs& args, const LogitTransform& transform) {
-  const LinearInputs in = inputs_of(args, transform);
+  LinearInputs in = inputs_of(args, transform);
+  in.lost = lost_by_tensor_cores(in.hidden);
   LinearLogits logits(args, in, args.rows(0));
   const std::vector<Reduced> reduced = reduced_rows(logits, args.in(2));
   const bool rounds = args.recipes.has(recipe::kLogp);

@@ -117,13 +117,14 @@ struct Batch {
   std::vector<Row> rows;
   PolicyTokens tokens;
 
-  /// `with_entropy`: also where the loss has no part of it.
-  Batch(const GoldArgs& args, bool with_entropy)
-      : in{args.in(kOfHidden),          args.in(kOfWeight),       args.inputs[kOfBias],
-           read_mask(args.in(kOfMask)), transform_of(args.attrs),
-           /*folds_slack=*/true},
+  /// Of the forward pass, it has the entropy also where the loss has no part of it.
+  Batch(const GoldArgs& args, bool is_forward)
+      : in{args.in(kOfHidden),       args.in(kOfWeight),
+           args.inputs[kOfBias],     read_mask(args.in(kOfMask)),
+           transform_of(args.attrs),
+           /*folds_slack=*/true,     is_forward ? lost_by_tensor_cores(args.in(kOfHidden)) : 0},
         ids(read_active_ids(args.in(kOfIds), in.used, in.weight.shape[0])),
-        has_entropy(with_entropy || args.attrs[kEntropyCoef] != 0),
+        has_entropy(is_forward || args.attrs[kEntropyCoef] != 0),
         rows(rows_of(args, in, ids, has_entropy)),
         tokens(policy_inputs(args), args.attrs) {}
 
@@ -162,7 +163,7 @@ struct Batch {
 ///   logps = z_t - log sum_v exp(z_v),  entropy = -sum_v p_v log p_v,  loss = that of policy_loss with these two
 /// Where the mask is 0: 0, and nothing is read.
 void forward(const GoldArgs& args) {
-  const Batch batch(args, /*with_entropy=*/true);
+  const Batch batch(args, /*is_forward=*/true);
   const GoldElement loss = batch.tokens.losses().loss;
   args.sink({0, 0, 1, 1, &loss.value, &loss.magnitude, &loss.rounding});
   const int64_t seq = args.in(kOfMask).shape.back();
@@ -186,7 +187,7 @@ void forward(const GoldArgs& args) {
 ///   Tokens where the mask is 0 are left out of all three outputs.
 /// Source: differentiated by hand; checked by gradient_test.
 void backward(const GoldArgs& args) {
-  const Batch batch(args, /*with_entropy=*/false);
+  const Batch batch(args, /*is_forward=*/false);
   const double g = args.in(kOfGrad).at(0);
   const ActiveTransform transform(args, batch.in.transform);
   const LinearOutputs outputs{0, 1, 2, nullptr, nullptr, recipe::rows_of_chunk(args.in(kOfMask).shape.back())};

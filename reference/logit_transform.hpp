@@ -43,19 +43,21 @@ class LogitTransform {
   /// Whether z is not x itself.
   bool has_steps() const { return temperature_ != 1 || softcap_ != 0; }
 
-  /// Transforms the logit x, whose sums have the coefficient `magnitude`.
-  TransformedLogit operator()(double x, double magnitude = 0) const {
+  /// Transforms the logit x, whose sums have the coefficients `magnitude` and `rounding`.
+  TransformedLogit operator()(double x, double magnitude = 0, double rounding = 0) const {
     const double of_temperature = temperature_ == 1 ? 0 : 3;
     if (softcap_ == 0) {
       const double z = x / temperature_, slope = 1 / temperature_;
-      return {{z, slope * magnitude, std::isfinite(z) ? of_temperature * std::abs(z) : 0},
+      return {{z, slope * magnitude, std::isfinite(z) ? of_temperature * std::abs(z) + slope * rounding : 0},
               {slope, 0, of_temperature * slope}};
     }
     const double tanh = std::tanh(x / softcap_), z = softcap_ * tanh / temperature_;
     const double slope = (1 - tanh * tanh) / temperature_;
-    return {{z, slope * magnitude, (kTanhUnits + 2 + of_temperature) * std::abs(z)},
-            {slope, 2 * std::abs(tanh) / softcap_ * slope * magnitude,
-             (2 * (kTanhUnits + 1) + 1) * tanh * tanh / temperature_ + (2 + of_temperature) * slope}};
+    const double of_slope = 2 * std::abs(tanh) / softcap_ * slope;
+    return {
+        {z, slope * magnitude, (kTanhUnits + 2 + of_temperature) * std::abs(z) + slope * rounding},
+        {slope, of_slope * magnitude,
+         (2 * (kTanhUnits + 1) + 1) * tanh * tanh / temperature_ + (2 + of_temperature) * slope + of_slope * rounding}};
   }
 
   /// Transforms a logit that was rounded to x and may be off by `slack`.

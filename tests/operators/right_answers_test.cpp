@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <bit>
 #include <cmath>
 
 #include "case/inputs.hpp"
@@ -11,6 +13,7 @@
 #include "support/own_data_helper.hpp"
 #include "support/process.hpp"
 #include "support/rows_helper.hpp"
+#include "tensor_core.hpp"
 
 namespace checkop::right_answers_test {
 namespace {
@@ -59,6 +62,53 @@ TEST(RightAnswers, Fp32LinearLogpFarFromZero) {
   EXPECT_TRUE(comparison.passed());
   const Contract constants = Contract::load(CHECKOP_SOURCE_DIR "/contracts/rl_kernel.json");
   EXPECT_FALSE(judge_outputs(c, inputs, native.outputs, constants, {}, 1)[0].passed());
+}
+
+/// The log-probability of the target and the entropy, from logits that tensor cores leave. After each step the
+/// accumulator loses `lost_bits` more.
+std::array<double, 2> of_tensor_cores(const Tensor& hidden, const Tensor& weight, int64_t row, int64_t target,
+                                      int lost_bits) {
+  const int64_t terms = hidden.shape.back(), vocab = weight.shape[0];
+  const auto* const h = reinterpret_cast<const uint16_t*>(hidden.bytes.data()) + row * terms;
+  const auto* const w = reinterpret_cast<const uint16_t*>(weight.bytes.data());
+  std::vector<double> z;
+  for (int64_t v = 0; v < vocab; ++v) {
+    float sum = 0;
+    for (int64_t k = 0; k < terms; k += kTensorCoreBlock) {
+      sum = tensor_core_block(hidden.dtype, h + k, w + v * terms + k, sum);
+      sum = std::bit_cast<float>(std::bit_cast<uint32_t>(sum) >> lost_bits << lost_bits);
+    }
+    z.push_back(sum);
+  }
+  double exps = 0, weighted = 0;
+  for (const double each : z) exps += std::exp(each), weighted += each * std::exp(each);
+  const double lse = std::log(exps);
+  return {z[static_cast<size_t>(target)] - lse, lse - weighted / exps};
+}
+
+// Tensor cores truncate after each step, so logits of a long sum are too small: here by 1e-5 of their size.
+TEST(RightAnswers, LogitsOfTensorCores) {
+  for (const std::string op : {"linear_logp", "linear_entropy"}) {
+    Case c;
+    c.op = find_operator(op);
+    c.pass = find_pass(*c.op, "forward");
+    c.dtype = DType::bf16;
+    c.dims = {{"batch", 1}, {"seq", 48}, {"hidden", 8192}, {"vocab", 96}};
+    c.attrs = op == "linear_logp" ? std::vector<double>{-100, 1, 0} : std::vector<double>{1, 0};
+    c.ignored_every = 0;
+    const std::vector<Tensor> inputs = make_inputs(c, 1);
+    const auto passes = [&](int lost_bits) {
+      std::vector<Tensor> outputs = rounded_gold(c, inputs);
+      for (int64_t row = 0; row < outputs[0].count(); ++row) {
+        const bool selects = op == "linear_logp";
+        const int64_t target = selects ? static_cast<int64_t>(inputs[2].at(row)) : 0;
+        outputs[0].set(row, of_tensor_cores(inputs[0], inputs[1], row, target, lost_bits)[selects ? 0 : 1]);
+      }
+      return judge_outputs(c, inputs, outputs, default_contract(), {}, 1)[0].passed();
+    };
+    EXPECT_TRUE(passes(0)) << op;
+    EXPECT_FALSE(passes(4)) << op;
+  }
 }
 
 // Subnormal elements err by half of the smallest one, whatever their size, and equal ones all to the same side.
