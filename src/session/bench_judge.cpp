@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <random>
 
 #include "base/frame.hpp"
@@ -26,11 +27,16 @@ constexpr size_t kMostSets = 16;
 constexpr uint64_t kDataBytes = uint64_t{256} << 20;
 /// Launches whose outputs may differ, by the contract, from those of others on the same data.
 constexpr size_t kDiffering = 2;
-/// Rows that are judged of the drawn set and of each other set, if the golds of all sets would take seconds.
-constexpr int64_t kRowsOfDrawn = 256, kRowsOfOthers = 16;
 /// The most gold_work() of all rows of all sets of a candidate. If there are no quick rows, one set alone has a gold
 /// above this gold_work() of a set.
 constexpr double kMostWork = 1e10;
+/// The rows of a set that are judged above it: as many as `work` allows, but not fewer than `fewest` or more than
+/// `most`.
+struct SampledRows {
+  double work;
+  int64_t fewest, most;
+};
+constexpr SampledRows kOfDrawn{1e10, 16, 256}, kOfOthers{1e9, 4, 16};
 
 struct Sizes {
   uint64_t inputs = 0, outputs = 0;
@@ -91,6 +97,16 @@ bool has_quick_rows(const Case& c) {
          std::none_of(outputs.begin(), outputs.end(), is_whole);
 }
 
+/// The number of rows of a set to judge. Each row of an output takes its share of gold_work().
+int64_t count_of(const SampledRows& sampled, const Case& c) {
+  int64_t fewest = std::numeric_limits<int64_t>::max();  // of an output
+  for (const OutputSpec& spec : c.pass->outputs)
+    if (spec.sampled && is_present(c, spec.tensor))
+      fewest = std::min(fewest, judged_view(*c.op, spec.tensor, shape_of(c, spec.tensor)).rows);
+  const double rows = sampled.work / std::max(1.0, gold_work(c)) * static_cast<double>(fewest);
+  return static_cast<int64_t>(std::clamp(rows, static_cast<double>(sampled.fewest), static_cast<double>(sampled.most)));
+}
+
 bool may_differ(const Case& c, const Contract& contract) {
   return std::any_of(c.pass->outputs.begin(), c.pass->outputs.end(),
                      [&](const OutputSpec& spec) { return !contract.demands_for(c, spec).determinism; });
@@ -143,8 +159,7 @@ void judge_bench(const Case& c, const ChosenCandidate& candidate, const BenchDat
     const auto set = static_cast<size_t>(run.kept[slot]);
     const Case judged = case_of_set(c, set);
     int64_t rows = contract.sampling().rows_for(work);
-    if (const int64_t enough = slot == drawn ? kRowsOfDrawn : kRowsOfOthers; samples && (rows == 0 || rows > enough))
-      rows = enough;
+    if (samples) rows = count_of(slot == drawn ? kOfDrawn : kOfOthers, c);
     const std::vector<Comparison> comparisons =
         judge_outputs(judged, data.inputs[set], data.outputs[index][slot], contract, subject, threads,
                       sample_rows(judged, data.inputs[set], rows));
