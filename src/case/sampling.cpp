@@ -16,14 +16,13 @@ namespace {
 
 constexpr int64_t kTiles[] = {256, 128, 64, 16};
 
-/// Collects up to `most` rows in [0, total).
+/// Collects rows in [0, total): `most` of them, of which random ones are a quarter at least.
 class Chosen {
  public:
   Chosen(int64_t total, int64_t most) : total_(total), most_(most) {}
 
-  bool full() const { return std::ssize(rows_) >= most_; }
   void add(int64_t row) {
-    if (!full() && row >= 0 && row < total_) rows_.insert(row);
+    if (std::ssize(rows_) < most_ - most_ / 4 && row >= 0 && row < total_) rows_.insert(row);
   }
   void add_pair(int64_t edge) { add(edge - 1), add(edge); }
   /// Adds some of `rows`, evenly spread: at most a quarter of `most`.
@@ -31,7 +30,11 @@ class Chosen {
     const int64_t quarter = std::max<int64_t>(1, most_ / 4), n = std::min(quarter, std::ssize(rows));
     for (int64_t i = 0; i < n; ++i) add(rows[static_cast<size_t>(i * std::ssize(rows) / n)]);
   }
-  RowSet finish() const { return {false, {rows_.begin(), rows_.end()}}; }
+  RowSet fill_up(const Stream& random) {
+    for (uint64_t i = 0; std::ssize(rows_) < most_; ++i)
+      rows_.insert(static_cast<int64_t>(random.below(i, static_cast<uint64_t>(total_))));
+    return {false, {rows_.begin(), rows_.end()}};
+  }
 
  private:
   int64_t total_, most_;
@@ -68,7 +71,7 @@ std::vector<int64_t> edges_of_kind(const Case& c, const TensorSpec& spec, const 
 }
 
 RowSet choose(const Case& c, const std::vector<Tensor>& inputs, const OutputSpec& output, const std::string& key,
-              int64_t total, int64_t most) {
+              int64_t total, int64_t most, uint64_t seed) {
   Chosen chosen(total, most);
   chosen.add(0), chosen.add(total - 1);
   const std::string_view first_dim = split_dims(output.tensor.dims).front();
@@ -84,11 +87,7 @@ RowSet choose(const Case& c, const std::vector<Tensor>& inputs, const OutputSpec
     }
   }
   add_tile_edges(total, chosen);
-  const Stream stream = Stream::derive(c.seed, c.op->name, "gold rows of " + key);
-  for (uint64_t i = 0; !chosen.full(); ++i) {
-    chosen.add(static_cast<int64_t>(stream.below(i, static_cast<uint64_t>(total))));
-  }
-  return chosen.finish();
+  return chosen.fill_up(Stream::derive(seed, c.op->name, "gold rows of " + key));
 }
 
 }  // namespace
@@ -137,10 +136,10 @@ namespace {
 
 /// The rows of the last entry of `spec.sampled_whole` and of a random one; all if there are no others. `total`: rows of
 /// the output.
-RowSet choose_entries(const Case& c, const OutputSpec& spec, const std::string& key, int64_t total) {
+RowSet choose_entries(const Case& c, const OutputSpec& spec, const std::string& key, int64_t total, uint64_t seed) {
   const int64_t entries = entries_of(c, spec);
   if (entries <= kSampledEntries) return {};
-  const Stream stream = Stream::derive(c.seed, c.op->name, "gold rows of " + key);
+  const Stream stream = Stream::derive(seed, c.op->name, "gold rows of " + key);
   RowSet set{false};
   const int64_t rows = total / entries;
   for (const int64_t entry : {static_cast<int64_t>(stream.below(0, static_cast<uint64_t>(entries - 1))), entries - 1})
@@ -150,7 +149,8 @@ RowSet choose_entries(const Case& c, const OutputSpec& spec, const std::string& 
 
 }  // namespace
 
-std::vector<RowSet> sample_rows(const Case& c, const std::vector<Tensor>& inputs, int64_t rows) {
+std::vector<RowSet> sample_rows(const Case& c, const std::vector<Tensor>& inputs, int64_t rows,
+                                std::optional<uint64_t> seed) {
   std::vector<RowSet> sets(c.pass->outputs.size());
   std::map<std::string, RowSet> known;
   for (size_t i = 0; i < sets.size() && rows > 0; ++i) {
@@ -162,7 +162,8 @@ std::vector<RowSet> sample_rows(const Case& c, const std::vector<Tensor>& inputs
     const std::string key = row_group(c, spec.tensor);
     const auto [place, is_new] = known.try_emplace(key);
     if (is_new)
-      place->second = is_whole ? choose_entries(c, spec, key, total) : choose(c, inputs, spec, key, total, rows);
+      place->second = is_whole ? choose_entries(c, spec, key, total, seed.value_or(c.seed))
+                               : choose(c, inputs, spec, key, total, rows, seed.value_or(c.seed));
     sets[i] = place->second;
   }
   return sets;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,12 +15,14 @@ namespace checkop {
 double gold_work(const Case& c);
 
 /// Chooses at most `rows` rows of each `sampled` output of c.pass, and every row of the other outputs; 0: every row of
-/// all outputs. Deterministic: depends on the case, its seed and its inputs. Takes rows in this order until there are
+/// all outputs. Takes rows in this order until there are
 /// enough: the first and the last row; rows on both sides of a mask's edge, and around ids that select nothing; in
 /// outputs by vocabulary, rows that ids select; both sides of multiples of 256, 128, 64 and 16 near both ends, and of
-/// powers of two; random rows. Where OutputSpec::sampled_whole is given, takes all rows of the last entry and of
-/// a random one instead, however many. Outputs of one row_group() get the same rows.
-std::vector<RowSet> sample_rows(const Case& c, const std::vector<Tensor>& inputs, int64_t rows);
+/// powers of two; random rows, a quarter of all at least. Where OutputSpec::sampled_whole is given, takes all rows of
+/// the last entry and of a random one instead, however many. Outputs of one row_group() get the same rows. `seed` draws
+/// the random ones: by default the case's, so that the same rows are judged again.
+std::vector<RowSet> sample_rows(const Case& c, const std::vector<Tensor>& inputs, int64_t rows,
+                                std::optional<uint64_t> seed = {});
 
 /// Entries of OutputSpec::sampled_whole that sample_rows() takes.
 inline constexpr int64_t kSampledEntries = 2;

@@ -27,16 +27,14 @@ constexpr size_t kMostSets = 16;
 constexpr uint64_t kDataBytes = uint64_t{256} << 20;
 /// Launches whose outputs may differ, by the contract, from those of others on the same data.
 constexpr size_t kDiffering = 2;
-/// The most gold_work() of all rows of all sets of a candidate. If there are no quick rows, one set alone has a gold
-/// above this gold_work() of a set.
+/// If the golds of all sets of a candidate take more than this gold_work(), they have as many rows as a part of it
+/// allows, and `fewest` at least. Without quick rows, sets but the drawn one have none if a set takes more than this.
 constexpr double kMostWork = 1e10;
-/// The rows of a set that are judged above it: as many as `work` allows, but not fewer than `fewest` or more than
-/// `most`.
 struct SampledRows {
   double work;
-  int64_t fewest, most;
+  int64_t fewest;
 };
-constexpr SampledRows kOfDrawn{1e10, 16, 256}, kOfOthers{1e9, 4, 16};
+constexpr SampledRows kOfDrawn{1e10, 64}, kOfOthers{1e9, 8};
 
 struct Sizes {
   uint64_t inputs = 0, outputs = 0;
@@ -93,18 +91,19 @@ bool has_quick_rows(const Case& c) {
   const auto is_whole = [&](const OutputSpec& spec) {
     return is_present(c, spec.tensor) && !spec.sampled_whole.empty();
   };
-  return std::any_of(outputs.begin(), outputs.end(), [](const OutputSpec& spec) { return spec.sampled; }) &&
+  const auto is_sampled = [&](const OutputSpec& spec) { return is_present(c, spec.tensor) && spec.sampled; };
+  return std::any_of(outputs.begin(), outputs.end(), is_sampled) &&
          std::none_of(outputs.begin(), outputs.end(), is_whole);
 }
 
-/// The number of rows of a set to judge. Each row of an output takes its share of gold_work().
+/// The number of rows of a set to judge. A row of an output takes about its share of gold_work().
 int64_t count_of(const SampledRows& sampled, const Case& c) {
-  int64_t fewest = std::numeric_limits<int64_t>::max();  // of an output
+  int64_t all = std::numeric_limits<int64_t>::max();  // of the output that has the fewest
   for (const OutputSpec& spec : c.pass->outputs)
     if (spec.sampled && is_present(c, spec.tensor))
-      fewest = std::min(fewest, judged_view(*c.op, spec.tensor, shape_of(c, spec.tensor)).rows);
-  const double rows = sampled.work / std::max(1.0, gold_work(c)) * static_cast<double>(fewest);
-  return static_cast<int64_t>(std::clamp(rows, static_cast<double>(sampled.fewest), static_cast<double>(sampled.most)));
+      all = std::min(all, judged_view(*c.op, spec.tensor, shape_of(c, spec.tensor)).rows);
+  const double share = std::min(1.0, sampled.work / gold_work(c));
+  return std::max(sampled.fewest, static_cast<int64_t>(share * static_cast<double>(all)));
 }
 
 bool may_differ(const Case& c, const Contract& contract) {
@@ -162,7 +161,7 @@ void judge_bench(const Case& c, const ChosenCandidate& candidate, const BenchDat
     if (samples) rows = count_of(slot == drawn ? kOfDrawn : kOfOthers, c);
     const std::vector<Comparison> comparisons =
         judge_outputs(judged, data.inputs[set], data.outputs[index][slot], contract, subject, threads,
-                      sample_rows(judged, data.inputs[set], rows));
+                      sample_rows(judged, data.inputs[set], rows, std::random_device{}()));
     const Judgment judgment =
         judge(judged, seen, comparisons, demands, checks, /*accuracy=*/true, contract.known_for(judged, subject));
     if (judgment.verdict == Verdict::pass || judgment.verdict == Verdict::xfail) continue;

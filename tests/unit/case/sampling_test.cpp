@@ -7,6 +7,7 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "case/inputs.hpp"
@@ -48,6 +49,21 @@ TEST(Sampling, FollowsTheSeedAndNothingElse) {
   EXPECT_EQ(rows, sample_rows(c, make_inputs(c, 2), 256)[0].chosen);
   c.seed = 124;
   EXPECT_NE(rows, sample_rows(c, make_inputs(c, 1), 256)[0].chosen);
+}
+
+// Rows near both ends and powers of two are more than that.
+TEST(Sampling, FewRowsAreRandomOnesToo) {
+  const Case c = logp({{"batch", 4}, {"seq", 1000}, {"vocab", 3}});
+  const auto inputs = make_inputs(c, 1);
+  for (const int64_t rows : {8, 16, 32}) {
+    std::set<int64_t> seen;
+    for (uint64_t seed = 0; seed < 50; ++seed) {
+      const auto chosen = sample_rows(c, inputs, rows, seed)[0].chosen;
+      ASSERT_EQ(std::ssize(chosen), rows);
+      seen.insert(chosen.begin(), chosen.end());
+    }
+    EXPECT_GT(std::ssize(seen), 40 * rows / 4) << rows;
+  }
 }
 
 TEST(Sampling, HoldsRowsOnBothSidesOfAMaskEdge) {
