@@ -41,6 +41,9 @@ class EntropyRow {
             of_terms + mean_errors_ + off_mean_ + of_large_logits() + 2 * std::abs(log_sum) + mean_ + std::abs(value)};
   }
 
+  /// The part of entropy()'s magnitude that comes from the logits.
+  double magnitude_of_logits() const { return chain_off_mean_; }
+
   /// The derivative with respect to the transformed logit. The error of p is that of LogitGradient. The mean M has the
   /// errors of its two chains and of its terms. b - M has the error of M, the roundings of b and of the difference, and
   /// the errors of the logits: d(b - M) = -dz + sum p dz + sum p (b - M) dz.

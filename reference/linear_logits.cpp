@@ -34,7 +34,8 @@ LinearLogits::LinearLogits(const GoldArgs& args, const LinearInputs& in, const R
       rounds_logits_(rounds_product_ || args.recipes.has(recipe::kLogits)),
       rounds_dz_(args.recipes.has(recipe::kDz)),
       rounds_chunks_(args.recipes.has(recipe::kSumsByChunk)),
-      slack_(rounds_logits_ ? logits_.size() : 0) {
+      slack_(rounds_logits_ ? logits_.size() : 0),
+      lost_(in.lost > 0 ? logits_.size() : 0) {
   args_.parallel_for(rows_, [&](int64_t r) {
     if (left_out(r)) return;  // zeros replace the row's content, which may be NaN
     decode_block({&in_.hidden, std::ssize(in_.used), hidden_}, set_.at(r), 1, 0, hidden_, &h_[size(r, hidden_)],
@@ -73,11 +74,12 @@ int64_t LinearLogits::load_chunk(const RowSet& columns, int64_t begin) {
       for (int64_t j = 0; j < width; ++j) {
         const size_t at = out_at + size(i, chunk_) + size(j, 1);
         const double b = in_.bias == nullptr ? 0 : in_.bias->at(columns.at(begin + v + j));
-        magnitude_[at] = std::abs(logits_[at]) + std::sqrt(magnitude_[at]) + std::abs(b);
-        GoldElement sum{logits_[at] + b, magnitude_[at], in_.lost * magnitude_[at]};
+        const double of_product = std::abs(logits_[at]) + std::sqrt(magnitude_[at]);
+        const GoldElement product{logits_[at], of_product, in_.lost * of_product};
+        magnitude_[at] = of_product + std::abs(b);
+        if (!lost_.empty()) lost_[at] = product.rounding;
+        GoldElement sum{logits_[at] + b, magnitude_[at], product.rounding};
         if (rounds_product_) {
-          const double of_product = magnitude_[at] - std::abs(b);
-          const GoldElement product{logits_[at], of_product, in_.lost * of_product};
           sum = sum_of_16_bit(rounded_if(true, args_, 0, product), exact(b));
         }
         logits_[at] = sum.value;

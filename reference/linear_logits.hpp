@@ -30,11 +30,11 @@ struct LinearInputs {
   double lost = 0;           ///< lost_by_tensor_cores() in a forward pass
 };
 
-/// What tensor cores lose of a logit, in units of u of its magnitude; 0 unless the operands have 16 bits. They add 8
-/// products a step, 16 on Hopper, and truncate the sum: that loses up to 2u of the partial sum, u on average, and
-/// always toward zero. Partial sums of terms in no particular order are half of the magnitude on average. In gradients
-/// the loss is below what a contract's bias_ulps grants to the products that follow: it does so to the whole error of
-/// an operand, with the longer chain of the vocabulary.
+/// What tensor cores lose of a logit, in units of u of its product's magnitude; 0 unless the operands have 16 bits.
+/// They add 8 products a step, 16 on Hopper, and truncate the sum: that loses up to 2u of the partial sum, u on average
+/// at most, and always toward zero. Partial sums of terms in no particular order are half of the magnitude on average.
+/// In gradients the loss is far below what a contract grants to the products and sums that follow, whose chains over
+/// the vocabulary or the rows also multiply the errors of their operands.
 double lost_by_tensor_cores(const Tensor& hidden);
 
 /// Indices of the gradients among the outputs, and sums of earlier calls that those of weights continue; nullptr for
@@ -210,12 +210,13 @@ class LinearLogits {
     const TransformedLogit logit = transformed(size(r, chunk_) + size(v, 1));
     return in_.folds_slack ? slack_folded(logit, args_.recipes) : logit;
   }
+  double lost(size_t at) const { return lost_.empty() ? 0 : lost_[at]; }
   TransformedLogit transformed(size_t at) const {
     if (stepped_.is_active()) {
       return stepped_(rounds_logits_ ? GoldElement{logits_[at], 0, args_.recipes.in_units(slack_[at])}
-                                     : GoldElement{logits_[at], magnitude_[at], in_.lost * magnitude_[at]});
+                                     : GoldElement{logits_[at], magnitude_[at], lost(at)});
     }
-    if (!rounds_logits_) return in_.transform(logits_[at], magnitude_[at], in_.lost * magnitude_[at]);
+    if (!rounds_logits_) return in_.transform(logits_[at], magnitude_[at], lost(at));
     return in_.transform(logits_[at], slack_[at], args_.recipes);
   }
 
@@ -267,6 +268,7 @@ class LinearLogits {
   const SteppedTransform stepped_;
   const bool rounds_product_, rounds_logits_, rounds_dz_, rounds_chunks_;
   std::vector<double> slack_;
+  std::vector<double> lost_;  ///< by each logit, in units of u; empty: nothing
 };
 
 /// Emits all gradients: of hidden the rows args.rows(outputs.hidden), of weight and bias the rows

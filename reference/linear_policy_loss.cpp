@@ -136,9 +136,14 @@ struct Batch {
  private:
   PolicyInputs policy_inputs(const GoldArgs& args) const {
     std::vector<GoldElement> logps, entropies;
+    std::vector<double> logps_lean, entropies_lean;  // what tensor cores lose is always toward zero
     for (size_t row = 0; row < ids.size(); ++row) {
       logps.push_back(logp(row));
       if (has_entropy) entropies.push_back(entropy(row));
+      if (in.lost == 0) continue;
+      const bool used = in.used[row] != 0;
+      logps_lean.push_back(used ? in.lost * (rows[row].target.z.magnitude + rows[row].softmax.mean_magnitude()) : 0);
+      entropies_lean.push_back(used ? in.lost * rows[row].entropy.magnitude_of_logits() : 0);
     }
     const auto longest = static_cast<double>(std::max({in.weight.shape[0], in.weight.shape[1], std::ssize(ids)}));
     return {std::move(logps),
@@ -150,7 +155,9 @@ struct Batch {
             args.inputs[kOfRef],
             args.inputs[kOfRollout],
             args.inputs[kOfDenom],
-            kLeastGrowth * std::sqrt(longest)};
+            kLeastGrowth * std::sqrt(longest),
+            std::move(logps_lean),
+            std::move(entropies_lean)};
   }
 };
 

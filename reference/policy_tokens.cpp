@@ -198,10 +198,13 @@ PolicyTokens::Losses PolicyTokens::losses() const {
     const Token of_token = token(i);
     const int64_t sequence = i / in_.seq;
     const double share = weight(i), key = by_sequence ? static_cast<double>(sequence) : logp(i).value;
-    of_policy.add(of_token.loss, share, key, of_token.loss_attributes, of_token.loss_jump / kUnit);
-    of_kl.add(of_token.kl, share, key, of_token.kl_attributes);
+    const auto lean = [&](const std::vector<double>& of) { return of.empty() ? 0 : of[static_cast<size_t>(i)]; };
+    const double of_logp = lean(in_.logps_lean);
+    of_policy.add(of_token.loss, share, key, of_token.loss_attributes + std::abs(of_token.loss_slope.value) * of_logp,
+                  of_token.loss_jump / kUnit);
+    of_kl.add(of_token.kl, share, key, of_token.kl_attributes + std::abs(of_token.kl_slope.value) * of_logp);
     of_clip.add(exact(of_token.clipped), 1, key, 0, of_token.may_clip / kUnit);
-    if (!in_.entropy.empty()) of_entropy.add(in_.entropy[static_cast<size_t>(i)], share, key);
+    if (!in_.entropy.empty()) of_entropy.add(in_.entropy[static_cast<size_t>(i)], share, key, lean(in_.entropy_lean));
   }
   const GoldElement policy = of_policy.over(denom_), kl = of_kl.over(denom_);
   GoldElement loss = policy;

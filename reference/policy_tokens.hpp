@@ -71,6 +71,9 @@ struct PolicyInputs {
   const Tensor *ref_logps, *rollout_logps, *denom;  ///< nullptr for none
   /// How far sums may be off before a branch is taken, in units of u: growth of the chain behind a log-probability.
   double growth;
+  /// By how much logps and entropy may be off to the same side for all tokens, in units of u; a part of their rounding.
+  /// Empty: by nothing.
+  std::vector<double> logps_lean = {}, entropy_lean = {};
 };
 
 /// Computes the tokens of a batch.

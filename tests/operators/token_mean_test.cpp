@@ -10,6 +10,8 @@
 #include <random>
 #include <vector>
 
+#include "policy_tokens.hpp"
+
 namespace checkop {
 namespace {
 
@@ -22,6 +24,23 @@ TEST(TokenMean, TokensOfOneKeyErrTogetherAndOthersApart) {
   }
   EXPECT_DOUBLE_EQ(same.over(1).magnitude, 4 / std::sqrt(3));
   EXPECT_DOUBLE_EQ(apart.over(1).magnitude, 2 / std::sqrt(3));
+}
+
+TEST(PolicyTokens, ErrorsThatLeanToOneSideAddUp) {
+  constexpr int64_t kTokens = 4096;
+  const Tensor old("old_logps", DType::f32, {1, kTokens});
+  Tensor advantages("advantages", DType::f32, {1, kTokens}), mask("mask", DType::u8, {1, kTokens});
+  for (int64_t i = 0; i < kTokens; ++i) advantages.set(i, i % 2 == 0 ? 1 : -1), mask.set(i, 1);
+  std::vector<double> attrs;
+  for (const AttrSpec& attr : kPolicyAttrs) attrs.push_back(attr.fallback);
+  const auto rounding = [&](const std::vector<double>& lean) {
+    std::vector<GoldElement> logps(kTokens, {0, 0, 1000});
+    for (int64_t i = 0; i < kTokens; ++i) logps[static_cast<size_t>(i)].value = 1e-4 * static_cast<double>(i % 1000);
+    const PolicyTokens tokens({logps, {}, kTokens, old, advantages, mask, nullptr, nullptr, nullptr, 6, lean}, attrs);
+    return tokens.losses().loss.rounding;
+  };
+  EXPECT_LT(rounding({}), 250);
+  EXPECT_GT(rounding(std::vector<double>(kTokens, 800)), 800);
 }
 
 TEST(PartialSums, AreOfTheLargerDirection) {
