@@ -157,8 +157,8 @@ void judge_bench(const Case& c, const ChosenCandidate& candidate, const BenchDat
     if (!quick && work > kMostWork && slot != drawn && slot < data.inputs.size()) continue;
     const auto set = static_cast<size_t>(run.kept[slot]);
     const Case judged = case_of_set(c, set);
-    int64_t rows = contract.sampling().rows_for(work);
-    if (samples) rows = count_of(slot == drawn ? kOfDrawn : kOfOthers, c);
+    const int64_t rows =
+        samples ? count_of(slot == drawn ? kOfDrawn : kOfOthers, c) : contract.sampling().rows_for(work);
     const std::vector<Comparison> comparisons =
         judge_outputs(judged, data.inputs[set], data.outputs[index][slot], contract, subject, threads,
                       sample_rows(judged, data.inputs[set], rows, std::random_device{}()));

@@ -51,7 +51,7 @@ TEST(Sampling, FollowsTheSeedAndNothingElse) {
   EXPECT_NE(rows, sample_rows(c, make_inputs(c, 1), 256)[0].chosen);
 }
 
-// Rows near both ends and powers of two are more than that.
+// Rows near both ends and next to powers of two would fill samples of these sizes.
 TEST(Sampling, FewRowsAreRandomOnesToo) {
   const Case c = logp({{"batch", 4}, {"seq", 1000}, {"vocab", 3}});
   const auto inputs = make_inputs(c, 1);
