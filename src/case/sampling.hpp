@@ -15,12 +15,12 @@ namespace checkop {
 double gold_work(const Case& c);
 
 /// Chooses at most `rows` rows of each `sampled` output of c.pass, and every row of the other outputs; 0: every row of
-/// all outputs. Takes rows in this order until there are
-/// enough: the first and the last row; rows on both sides of a mask's edge, and around ids that select nothing; in
-/// outputs by vocabulary, rows that ids select; both sides of multiples of 256, 128, 64 and 16 near both ends, and of
-/// powers of two; random rows, a quarter of all at least. Where OutputSpec::sampled_whole is given, takes all rows of
-/// the last entry and of a random one instead, however many. Outputs of one row_group() get the same rows. `seed` draws
-/// the random ones: by default the case's, so that the same rows are judged again.
+/// all outputs. Takes rows in this order until there are enough: the first and the last row; rows on both sides of a
+/// mask's edge, and around ids that select nothing; in outputs by vocabulary, rows that ids select; both sides of
+/// multiples of 256, 128, 64 and 16 near both ends, and of powers of two; random rows, a quarter of all at least. Where
+/// OutputSpec::sampled_whole is given, takes all rows of the last entry and of a random one instead, however many.
+/// Outputs of one row_group() get the same rows. `seed` draws the random ones: by default the case's, so that the same
+/// rows are judged again.
 std::vector<RowSet> sample_rows(const Case& c, const std::vector<Tensor>& inputs, int64_t rows,
                                 std::optional<uint64_t> seed = {});
 
