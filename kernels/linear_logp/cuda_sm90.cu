@@ -13,14 +13,14 @@
 //   No gradients in fp16: dz[row,c] is about g / vocab, where fp16 has few bits left or none.
 //   Limits: sm_90 only; |z| < 2^30, for gradients < 2^23; vocab < 2^30. Other ids outside [0, vocab) are
 //   CHECKOP_FAILED. fp32 and empty sums are computed as in the candidate cuda.
-//   Workspace: 20 bytes per row. Forward: also 8 bytes per row and 256 columns of vocabulary, and 2 per row and hidden
-//   element when rows are gathered, for as many rows at a time as fit 24 MiB. Backward: at most 300 MB at 4096 rows x
-//   4096: 2 + 4 bytes per row and hidden element, 4 per row and 256 columns, 2 + 1/4 per row and column, for as many
+//   Workspace: 20 bytes per row. Forward: also 8 bytes per row and 128 columns of vocabulary, and 2 per row and hidden
+//   element when rows are gathered, for as many rows at a time as fit 48 MiB. Backward: at most 300 MB at 4096 rows x
+//   4096: 2 + 4 bytes per row and hidden element, 4 per row and 128 columns, 2 + 1/4 per row and column, for as many
 //   columns at a time as fit 132 MiB or what is left of 300 MB.
 //   Expected error: a logit is one chain of hidden / 16 additions that truncate (sm90/config.cuh); exponentials are
-//   within 2 ulp; sums are chains of 16 + 4 additions in a segment of 256 columns, then chains of vocab / 8192 over
-//   segments. dz is rounded once to the dtype of hidden, except in dbias. Without a bias, its exponential is first
-//   rounded to 10 bits, except in the target's column. Then one chain of vocab / 16 or rows / 16.
+//   within 2 ulp; sums are trees in a segment of 128 columns, then chains of vocab / 4096 over segments. dz is rounded
+//   once to the dtype of hidden, except in dbias. Without a bias, its exponential is first rounded to 10 bits, except
+//   in the target's column. Then one chain of vocab / 16 or rows / 16.
 // Without a bias, the logits are computed once for as many rows as hidden has columns (with a carry, twice as many):
 // their exponentials are kept in the memory of dlm_head_weight until it is written. The logits of further rows are
 // computed a second time, to the same bits. Ignored rows cost nothing in a forward pass of more than 128 rows, nor in

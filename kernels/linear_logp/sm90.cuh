@@ -11,7 +11,7 @@ namespace checkop::kernels::linear_logp::hopper {
 
 constexpr auto kTma = sm90::Loads::tma;
 constexpr auto kDirect = sm90::Stores::direct;
-// A segment is what a consumer warpgroup computes, 64 rows by 256 columns, whatever the tile.
+// Tiles of rows by columns of the logits: each has two segments.
 struct Tile128x256Columns : sm90::KernelConfig<2, 256, 64, 4, 2, 1, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 that share columns";
   static constexpr sm90::Speed kSpeed{6277, 660, 0, 0, 1583};
@@ -32,6 +32,48 @@ struct Tile64x256 : sm90::KernelConfig<1, 256, 64, 0, 1, 1, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 64x256";
   static constexpr sm90::Speed kSpeed{5807, 257, 223, 0, 1572};
 };
+/// Tiles of the transpose, of a segment by any multiple of 32 rows. The blocks of a cluster share the rows.
+template <int rows, int stages>
+struct TransposedConfig : sm90::KernelConfig<2, rows, 64, stages, 2, 1, kTma, kDirect> {
+  static constexpr bool kIsTransposed = true;
+};
+struct Transposed32 : TransposedConfig<32, 10> {
+  static constexpr const char* kVariant = "wgmma, tile 128x32 of the transpose, clusters of 2";
+  static constexpr sm90::Speed kSpeed{6500, 95, 0, 0, 1800};
+};
+struct Transposed64 : TransposedConfig<64, 8> {
+  static constexpr const char* kVariant = "wgmma, tile 128x64 of the transpose, clusters of 2";
+  static constexpr sm90::Speed kSpeed{6500, 150, 0, 0, 1800};
+};
+struct Transposed96 : TransposedConfig<96, 7> {
+  static constexpr const char* kVariant = "wgmma, tile 128x96 of the transpose, clusters of 2";
+  static constexpr sm90::Speed kSpeed{6500, 210, 0, 0, 1800};
+};
+struct Transposed128 : TransposedConfig<128, 6> {
+  static constexpr const char* kVariant = "wgmma, tile 128x128 of the transpose, clusters of 2";
+  static constexpr sm90::Speed kSpeed{6500, 283, 0, 0, 1800};
+};
+struct Transposed160 : TransposedConfig<160, 5> {
+  static constexpr const char* kVariant = "wgmma, tile 128x160 of the transpose, clusters of 2";
+  static constexpr sm90::Speed kSpeed{6500, 355, 0, 0, 1800};
+};
+struct Transposed192 : TransposedConfig<192, 5> {
+  static constexpr const char* kVariant = "wgmma, tile 128x192 of the transpose, clusters of 2";
+  static constexpr sm90::Speed kSpeed{6500, 430, 0, 0, 1800};
+};
+struct Transposed224 : TransposedConfig<224, 4> {
+  static constexpr const char* kVariant = "wgmma, tile 128x224 of the transpose, clusters of 2";
+  static constexpr sm90::Speed kSpeed{6500, 510, 0, 0, 1800};
+};
+struct Transposed256 : TransposedConfig<256, 4> {
+  static constexpr const char* kVariant = "wgmma, tile 128x256 of the transpose, clusters of 2";
+  static constexpr sm90::Speed kSpeed{6500, 580, 0, 0, 1800};
+};
+template <typename Config>
+constexpr bool is_transposed = requires {
+  Config::kIsTransposed;
+};
+
 // For matrices that TMA can't read.
 struct Unaligned : sm90::KernelConfig<1, 256, 64, 4, 1, 1, sm90::Loads::elementwise, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 64x256, unaligned: element-wise loads";
@@ -54,7 +96,7 @@ struct HopperWorkspaceLayout {
 template <typename Sum = sm90::PowerSum, typename Row = sm90::RowGradient>
 HopperWorkspaceLayout workspace_layout(const LinearLogpShape& shape, bool backward, int64_t parts = 1,
                                        bool keeps_sums = true) {
-  constexpr int64_t kSumBytes = int64_t{24} << 20, kRowUnit = 256;  // rows of a cluster of 2 blocks
+  constexpr int64_t kSumBytes = int64_t{48} << 20, kRowUnit = 256;  // rows of a cluster of 2 blocks
   // 66 tiles of columns at 4096 rows: two waves of blocks each on 132 SMs, with little left over. Fewer where the total
   // would exceed 300 MB; but blocks of columns must not become too narrow.
   constexpr int64_t kMostGradientBytes = int64_t{132} << 20, kLeastGradientBytes = int64_t{48} << 20;
@@ -196,9 +238,9 @@ bool are_reachable(const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& 
   return sm90::has_tensor_map<T>(sm90::matrix_of(a, inner)) && sm90::has_tensor_map<T>(sm90::matrix_of(b, inner));
 }
 
-template <typename Sum, typename T>
-sm90::SumSegments<T, Sum> segments_of(const HopperParams<T>& p, int64_t first_row) {
-  sm90::SumSegments<T, Sum> segments{};
+template <template <typename, typename> typename Segments, typename Sum, typename T>
+Segments<T, Sum> segments_of(const HopperParams<T>& p, int64_t first_row) {
+  Segments<T, Sum> segments{};
   segments.bias = p.bias, segments.target_ids = p.target_ids + first_row, segments.first_id = p.first_id;
   segments.sums = p.template in_workspace<Sum>(p.layout.sums);
   segments.target_logit = p.template in_workspace<float>(p.layout.target_logit);
@@ -213,7 +255,7 @@ template <typename Sum, typename T>
 cudaError_t keep_exponentials(const HopperParams<T>& p, const Kept& kept, int64_t first, int64_t rows, T* dweight) {
   const int64_t hidden = p.shape.hidden;
   const auto of_rows = make_operand<true>(p.hidden + first * hidden, hidden, rows);
-  const auto segments = segments_of<Sum>(p, first);
+  const auto segments = segments_of<sm90::SumSegments, Sum>(p, first);
   for (int64_t block = 0; block < kept.blocks; ++block) {
     const int64_t column = block * kept.block_columns, segment = column / sm90::kSegmentColumns;
     auto of_block = segments;
@@ -245,6 +287,15 @@ Kept kept_in(const HopperParams<T>& p, const WeightGradients<O>& to) {
   return kept_of(p.shape.rows, p.shape.hidden * kWide, p.shape.vocab, p.layout.columns);
 }
 
+/// The product as it is, and with its operands exchanged.
+struct LogitsProblem {
+  sm90::Problem plain, transposed;
+};
+template <typename Config>
+double estimated_ns(const LogitsProblem& p) {
+  return sm90::estimated_ns<Config>(is_transposed<Config> ? p.transposed : p.plain);
+}
+
 /// finish_at(first row) returns the functor that merge_power_sums() calls with every row's sum of exponentials. Leaves
 /// the exponents of segments in the workspace for gradients, and the exponentials of `kept` rows in dweight. `variant`
 /// becomes the name of the configuration.
@@ -255,12 +306,18 @@ cudaError_t reduce_logits(const HopperParams<T>& p, const Kept& kept, T* dweight
   for (int64_t first = 0; first < p.shape.rows; first += rows) {
     const bool keeps = first < kept.rows;
     rows = std::min((keeps ? kept.rows : p.shape.rows) - first, p.layout.rows);
-    const auto segments = segments_of<Sum>(p, first);
+    const auto segments = segments_of<sm90::SumSegments, Sum>(p, first);
     const auto hidden = make_operand<true>(p.hidden + first * p.shape.hidden, p.shape.hidden, rows);
     const auto weight = make_operand<true>(p.weight, p.shape.hidden, p.shape.vocab);
     const auto run = [&]<typename Config>(Config) {
       variant = Config::kVariant;
-      return sm90::launch_with_epilogue<Config>(segments, hidden, weight, p.shape.hidden, p.stream);
+      if constexpr (is_transposed<Config>) {
+        auto of_transpose = segments_of<sm90::SumSegmentsOfTranspose, Sum>(p, first);
+        of_transpose.rows = rows;
+        return sm90::launch_with_epilogue<Config>(of_transpose, weight, hidden, p.shape.hidden, p.stream);
+      } else {
+        return sm90::launch_with_epilogue<Config>(segments, hidden, weight, p.shape.hidden, p.stream);
+      }
     };
     const auto keep = [&] {
       variant = sm90::Tile128x256Columns::kVariant;
@@ -271,10 +328,14 @@ cudaError_t reduce_logits(const HopperParams<T>& p, const Kept& kept, T* dweight
         keeps ? keep()
         : !are_reachable(hidden, weight, p.shape.hidden)
             ? run(Unaligned{})
-            : sm90::with_fastest(sm90::problem_of(hidden, weight, p.shape.hidden), run, Tile128x256Columns{},
-                                 Tile128x256Rows{}, Tile128x256{}, Tile64x256Columns{}, Tile64x256{});
+            : sm90::with_fastest(LogitsProblem{sm90::problem_of(hidden, weight, p.shape.hidden),
+                                               sm90::problem_of(weight, hidden, p.shape.hidden)},
+                                 run, Tile128x256Columns{}, Tile128x256Rows{}, Tile128x256{}, Tile64x256Columns{},
+                                 Tile64x256{}, Transposed32{}, Transposed64{}, Transposed96{}, Transposed128{},
+                                 Transposed160{}, Transposed192{}, Transposed224{}, Transposed256{});
     if (error != cudaSuccess) return error;
-    sm90::launch_merge(segments.sums, rows, p.layout.n_segments, finish_at(first), p.stream);
+    if (const auto status = sm90::launch_merge(segments.sums, rows, p.layout.n_segments, finish_at(first), p.stream))
+      return status;
   }
   return cudaGetLastError();
 }

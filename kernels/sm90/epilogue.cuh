@@ -172,7 +172,7 @@ __device__ __forceinline__ void store_direct(const float (&sum)[Config::kN / 2],
 //                      they always are, and there is no consume(). It then needs
 //                      changes_sums(), change<Config>(sum, rows, m, n, m_extent, n_extent): modifies the sums first
 //                      pack(sum, packed): packs the 16 bits of each sum to store, in the layout of pack_sums()
-//   kReadsRows         read_rows(m, n, m_extent) -> Rows, called before a tile's sums are computed
+//   kReadsRows         read_rows<kN>(m, n, m_extent, n_extent) -> Rows, called before a tile's sums are computed
 //   kCarries           load<Config>(sum, m, n, m_extent, n_extent): initializes the sums before the first product
 //   consume<Config>(sum, rows, m, n, m_extent, n_extent): handles sums that are not staged
 // m and n are the first row and column of a warpgroup's tile, which has 64 rows and kN columns.

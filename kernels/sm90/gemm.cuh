@@ -260,7 +260,7 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
       typename Epilogue::Rows rows{};
       if constexpr (Epilogue::kReadsRows) {  // read early, so that the row data has arrived when the epilogue needs it
         const Tile tile = tile_of(item);
-        rows = p.out.read_rows(tile.m + group * 64, tile.n, tile.m_end);
+        rows = p.out.template read_rows<Config::kN>(tile.m + group * 64, tile.n, tile.m_end, p.b.extent);
       }
       if constexpr (Epilogue::kCarries) {
         const Tile tile = tile_of(item);

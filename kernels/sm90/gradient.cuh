@@ -90,26 +90,35 @@ struct StoreGradient {
   static constexpr bool kMayStage = Config::kStores == Stores::staged;
   static constexpr bool kReadsRows = true, kCarries = false;
   static constexpr bool kOfEntropy = std::is_same_v<Row, EntropyRowGradient>;
-  /// Data of this thread's two rows.
+  /// Data of this thread's two rows, and of the two segments that a tile may have.
   struct Rows {
     struct {
-      float exponent, factor, at_target;  ///< exponent: of the segment
+      float exponent[2], factor[2], slope[2];
+      float at_target;
       int32_t target;
-      float slope;
     } of[2];
   };
 
-  __device__ Rows read_rows(int64_t m, int64_t n, int64_t m_extent) const {
+  /// `columns`: of the tile that begins at column n.
+  template <int columns>
+  __device__ Rows read_rows(int64_t m, int64_t n, int64_t m_extent, int64_t n_extent) const {
+    static_assert(columns <= 2 * kSegmentColumns);
     m += threadIdx.x % kWarpgroup / kWarp * 16 + threadIdx.x % kWarp / 4;
     Rows rows;
 #pragma unroll
     for (int half = 0; half < 2; ++half, m += 8) {
-      rows.of[half] = {0.0f, 0.0f, 0.0f, -1, 0.0f};
+      rows.of[half] = {{}, {}, {}, 0.0f, -1};
       if (m >= m_extent) continue;
       const Row row = row_of[m];
-      const float exponent = exponents[n / kSegmentColumns * ld_exponents + m];
-      rows.of[half] = {exponent, row.factor(exponent), row.at_target, row.target, 0.0f};
-      if constexpr (kOfEntropy) rows.of[half].slope = row.slope(exponent);
+      rows.of[half].at_target = row.at_target, rows.of[half].target = row.target;
+#pragma unroll
+      for (int i = 0; i < columns; i += kSegmentColumns) {
+        if (n + i >= n_extent) break;
+        const float exponent = exponents[(n + i) / kSegmentColumns * ld_exponents + m];
+        rows.of[half].exponent[i / kSegmentColumns] = exponent;
+        rows.of[half].factor[i / kSegmentColumns] = row.factor(exponent);
+        if constexpr (kOfEntropy) rows.of[half].slope[i / kSegmentColumns] = row.slope(exponent);
+      }
     }
     return rows;
   }
@@ -123,8 +132,8 @@ struct StoreGradient {
   template <typename Config>
   __device__ __forceinline__ void change(float (&sum)[Config::kN / 2], const Rows& rows, int64_t m, int64_t n,
                                          int64_t m_extent, int64_t n_extent) const {
-    static_assert(kSegmentColumns % Config::kN == 0);  // so a tile has one exponent per row
-    constexpr int kPerRow = Config::kN / 4;
+    static_assert(kSegmentColumns % Config::kN == 0 || Config::kN % kSegmentColumns == 0);
+    constexpr int kPerRow = Config::kN / 4, kPerSegment = kSegmentColumns / 4;
     const int lane = threadIdx.x % kWarp, quad_lane = lane % 4;
     // Tested at run time: otherwise the compiler would load the whole bias at once, and registers are scarce.
     if (biased && bias != nullptr) add_bias(sum, bias, n, n_extent);
@@ -134,9 +143,10 @@ struct StoreGradient {
 #pragma unroll
       for (int i = 0; i < kPerRow; ++i) {  // column i / 2 * 8 + quad_lane * 2 + i % 2
         float& z = sum[i / 2 * 4 + i % 2 + half * 2];
-        const float above = fmaf(z, log2_scale, -row.exponent), e = power_of_2(above);
-        float dz = row.factor * (biased ? e : from_kept_bits(kept_bits(e)));
-        if constexpr (kOfEntropy) dz = fmaf(row.slope, fmaxf(above, kLeastExponent), row.factor) * e;
+        const int segment = i / kPerSegment;
+        const float above = fmaf(z, log2_scale, -row.exponent[segment]), e = power_of_2(above);
+        float dz = row.factor[segment] * (biased ? e : from_kept_bits(kept_bits(e)));
+        if constexpr (kOfEntropy) dz = fmaf(row.slope[segment], fmaxf(above, kLeastExponent), row.factor[segment]) * e;
         z = row.target < 0 ? 0.0f : dz;
       }
       const int64_t target = row.target - first_column - n;
