@@ -34,44 +34,44 @@ struct Tile64x256 : sm90::KernelConfig<1, 256, 64, 0, 1, 1, kTma, kDirect> {
 };
 /// Tiles of the transpose, of a segment by any multiple of 32 rows. The blocks of a cluster share the rows.
 template <int rows, int stages>
-struct TransposedConfig : sm90::KernelConfig<2, rows, 64, stages, 2, 1, kTma, kDirect> {
-  static constexpr bool kIsTransposed = true;
+struct SwappedConfig : sm90::KernelConfig<2, rows, 64, stages, 2, 1, kTma, kDirect> {
+  static constexpr bool kSwapsOperands = true;
 };
-struct Transposed32 : TransposedConfig<32, 10> {
+struct Swapped32 : SwappedConfig<32, 10> {
   static constexpr const char* kVariant = "wgmma, tile 128x32 of the transpose, clusters of 2";
   static constexpr sm90::Speed kSpeed{6500, 95, 0, 0, 1800};
 };
-struct Transposed64 : TransposedConfig<64, 8> {
+struct Swapped64 : SwappedConfig<64, 8> {
   static constexpr const char* kVariant = "wgmma, tile 128x64 of the transpose, clusters of 2";
   static constexpr sm90::Speed kSpeed{6500, 150, 0, 0, 1800};
 };
-struct Transposed96 : TransposedConfig<96, 7> {
+struct Swapped96 : SwappedConfig<96, 7> {
   static constexpr const char* kVariant = "wgmma, tile 128x96 of the transpose, clusters of 2";
   static constexpr sm90::Speed kSpeed{6500, 210, 0, 0, 1800};
 };
-struct Transposed128 : TransposedConfig<128, 6> {
+struct Swapped128 : SwappedConfig<128, 6> {
   static constexpr const char* kVariant = "wgmma, tile 128x128 of the transpose, clusters of 2";
   static constexpr sm90::Speed kSpeed{6500, 283, 0, 0, 1800};
 };
-struct Transposed160 : TransposedConfig<160, 5> {
+struct Swapped160 : SwappedConfig<160, 5> {
   static constexpr const char* kVariant = "wgmma, tile 128x160 of the transpose, clusters of 2";
   static constexpr sm90::Speed kSpeed{6500, 355, 0, 0, 1800};
 };
-struct Transposed192 : TransposedConfig<192, 5> {
+struct Swapped192 : SwappedConfig<192, 5> {
   static constexpr const char* kVariant = "wgmma, tile 128x192 of the transpose, clusters of 2";
   static constexpr sm90::Speed kSpeed{6500, 430, 0, 0, 1800};
 };
-struct Transposed224 : TransposedConfig<224, 4> {
+struct Swapped224 : SwappedConfig<224, 4> {
   static constexpr const char* kVariant = "wgmma, tile 128x224 of the transpose, clusters of 2";
   static constexpr sm90::Speed kSpeed{6500, 510, 0, 0, 1800};
 };
-struct Transposed256 : TransposedConfig<256, 4> {
+struct Swapped256 : SwappedConfig<256, 4> {
   static constexpr const char* kVariant = "wgmma, tile 128x256 of the transpose, clusters of 2";
   static constexpr sm90::Speed kSpeed{6500, 580, 0, 0, 1800};
 };
 template <typename Config>
-constexpr bool is_transposed = requires {
-  Config::kIsTransposed;
+constexpr bool swaps_operands = requires {
+  Config::kSwapsOperands;
 };
 
 // For matrices that TMA can't read.
@@ -293,7 +293,7 @@ struct LogitsProblem {
 };
 template <typename Config>
 double estimated_ns(const LogitsProblem& p) {
-  return sm90::estimated_ns<Config>(is_transposed<Config> ? p.transposed : p.plain);
+  return sm90::estimated_ns<Config>(swaps_operands<Config> ? p.transposed : p.plain);
 }
 
 /// finish_at(first row) returns the functor that merge_power_sums() calls with every row's sum of exponentials. Leaves
@@ -311,9 +311,8 @@ cudaError_t reduce_logits(const HopperParams<T>& p, const Kept& kept, T* dweight
     const auto weight = make_operand<true>(p.weight, p.shape.hidden, p.shape.vocab);
     const auto run = [&]<typename Config>(Config) {
       variant = Config::kVariant;
-      if constexpr (is_transposed<Config>) {
+      if constexpr (swaps_operands<Config>) {
         auto of_transpose = segments_of<sm90::SumSegmentsOfTranspose, Sum>(p, first);
-        of_transpose.rows = rows;
         return sm90::launch_with_epilogue<Config>(of_transpose, weight, hidden, p.shape.hidden, p.stream);
       } else {
         return sm90::launch_with_epilogue<Config>(segments, hidden, weight, p.shape.hidden, p.stream);
@@ -331,8 +330,8 @@ cudaError_t reduce_logits(const HopperParams<T>& p, const Kept& kept, T* dweight
             : sm90::with_fastest(LogitsProblem{sm90::problem_of(hidden, weight, p.shape.hidden),
                                                sm90::problem_of(weight, hidden, p.shape.hidden)},
                                  run, Tile128x256Columns{}, Tile128x256Rows{}, Tile128x256{}, Tile64x256Columns{},
-                                 Tile64x256{}, Transposed32{}, Transposed64{}, Transposed96{}, Transposed128{},
-                                 Transposed160{}, Transposed192{}, Transposed224{}, Transposed256{});
+                                 Tile64x256{}, Swapped32{}, Swapped64{}, Swapped96{}, Swapped128{}, Swapped160{},
+                                 Swapped192{}, Swapped224{}, Swapped256{});
     if (error != cudaSuccess) return error;
     if (const auto status = sm90::launch_merge(segments.sums, rows, p.layout.n_segments, finish_at(first), p.stream))
       return status;

@@ -24,9 +24,9 @@ struct RowGroups {
   static constexpr bool kMany = true;
   /// Bands are those of the list. A band of several groups would read the matrix of each.
   __device__ TileIndex index(uint32_t tile, uint32_t, uint32_t tiles_n, uint32_t) const {
-    const uint32_t row_of_band = tile / tiles_n;
-    const auto words = static_cast<uint32_t>(__ldg(&reinterpret_cast<const int4*>(tiles + row_of_band)->w));
-    const uint32_t first = row_of_band - (words & 0xffff), height = words >> 16, within = tile - first * tiles_n;
+    const uint32_t any_of_band = tile / tiles_n;
+    const auto word = static_cast<uint32_t>(__ldg(&reinterpret_cast<const int4*>(tiles + any_of_band)->w));
+    const uint32_t first = any_of_band - (word & 0xffff), height = word >> 16, within = tile - first * tiles_n;
     return {first + within % height, within / height};
   }
   __device__ uint32_t row_tiles() const { return static_cast<uint32_t>(*count); }

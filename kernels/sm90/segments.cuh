@@ -159,7 +159,7 @@ struct SumSegments : SegmentSums<T, Sum> {
       const int half = each % 2;
       const int64_t column = n + each / 2 * kSegmentColumns, row = m + half * 8, target = rows.target[half] - column;
       const auto z = [&](int i) -> float& { return sum[each / 2 * kPerRow * 2 + i / 2 * 4 + i % 2 + half * 2]; };
-      if (target >= 0 && target < kSegmentColumns && target % 8 / 2 == quad_lane) {
+      if (target >= 0 && target < min(int64_t{kSegmentColumns}, n_extent - column) && target % 8 / 2 == quad_lane) {
         const int index = static_cast<int>(target) / 8 * 2 + static_cast<int>(target) % 2;
         float logit = 0.0f;
 #pragma unroll
@@ -198,9 +198,9 @@ struct SumSegments : SegmentSums<T, Sum> {
   }
 };
 
-/// Combines `of`, one value for each of a thread's columns of c, over the 8 lanes that have the same columns: first
-/// lanes that differ in bit 2, then in bit 3, then in bit 4. Afterwards a lane has count / 8 of the results: of[i] is
-/// that of column place_after_halving<count>() + i.
+/// Combines the values `of` with those of the other 7 lanes that have the same columns of c: first lanes that differ in
+/// bit 2, then in bit 3, then in bit 4. Afterwards a lane has count / 8 of the results: of[i] is that of value
+/// place_after_halving<count>() + i.
 template <int count, typename Combine>
 __device__ __forceinline__ void halve_over_lanes(float (&of)[count], const Combine& combine) {
   static_assert(count % 8 == 0);
@@ -241,31 +241,33 @@ __device__ inline bool named_barrier_any(int id, int threads, bool flag) {
 template <typename T, typename Sum = PowerSum>
 struct SumSegmentsOfTranspose : SegmentSums<T, Sum> {
   using Base = SegmentSums<T, Sum>;
-  int64_t rows;  ///< of logits
-
   template <typename Config>
   static constexpr bool kMayStage = false;
   static constexpr bool kReadsRows = true, kCarries = false;
-  /// The target column of row n + threadIdx.x of the logits, for which this thread writes the sum.
+  /// The target column of row n + threadIdx.x of the logits, whose sum this thread writes.
   struct Rows {
     int64_t target;
   };
   template <int columns>
-  __device__ Rows read_rows(int64_t, int64_t n, int64_t, int64_t) const {
+  __device__ Rows read_rows(int64_t, int64_t n, int64_t, int64_t n_extent) const {
     const int64_t row = n + threadIdx.x;
-    return {row < rows ? this->target_ids[row] - this->first_id : -1};
+    return {row < n_extent ? this->target_ids[row] - this->first_id : -1};
   }
 
-  /// Both warpgroups turn the logits of columns m .. m + 63, rows n .. n + kN - 1 into exponentials and add them up.
+  /// A warpgroup turns the logits of columns m .. m + 63, rows n .. n + kN - 1 into exponentials. Both together add up
+  /// those of the segment.
   template <typename Config>
   __device__ __forceinline__ void consume(float (&sum)[Config::kN / 2], const Rows& of_row, int64_t m, int64_t n,
-                                          int64_t m_extent, int64_t) const {
+                                          int64_t m_extent, int64_t n_extent) const {
     constexpr int kRows = Config::kN, kEach = kRows / 4, kLeft = kEach / 8, kWarps = 8, kThreads = kWarps * kWarp;
     static_assert(Config::kM == kSegmentColumns && kRows % 32 == 0 && kRows <= kThreads);
     __shared__ float most_of[kWarps][kRows], sum_of[kWarps][kRows];
     __shared__ float weighted_of[Base::kIsWeighted ? kWarps : 1][kRows];
     __shared__ __align__(8) float exponent_of_row[kRows];
     __shared__ int target_of_row[kRows];
+    constexpr int kStaticBytes =
+        sizeof(most_of) + sizeof(sum_of) + sizeof(weighted_of) + sizeof(exponent_of_row) + sizeof(target_of_row);
+    static_assert(kStaticBytes + Config::kDynamicSmemBytes <= kMaxSmemBytes);
     constexpr int kBarrier = 1;
     const int thread = threadIdx.x, warp = thread / kWarp, lane = thread % kWarp, quad_lane = lane % 4;
     // Of this thread: columns `column` and column + 8 of the segment; row i / 2 * 8 + quad_lane * 2 + i % 2 of the
@@ -309,7 +311,7 @@ struct SumSegmentsOfTranspose : SegmentSums<T, Sum> {
       for (int i = 1; i < kWarps; ++i) most = fmaxf(most, most_of[i][thread]);
       exponent_of_row[thread] = this->exponent_of(most);
       const int64_t target = of_row.target - first;
-      has_target = target >= 0 && target < kSegmentColumns;
+      has_target = target >= 0 && target < min(int64_t{kSegmentColumns}, m_extent - first);
       target_of_row[thread] = has_target ? static_cast<int>(target) : -1;
     }
     if (named_barrier_any(kBarrier, kThreads, has_target)) {
@@ -336,16 +338,16 @@ struct SumSegmentsOfTranspose : SegmentSums<T, Sum> {
       if constexpr (Base::kIsWeighted) weighted_of[warp][row_at(place + i)] = weighted[i];
     }
     named_barrier_sync(kBarrier, kThreads);
-    // These arrays are written again only behind a barrier of the next tile.
+    // sum_of and weighted_of are written again only behind the first barrier of the next tile.
     const int64_t row = n + thread;
-    if (thread >= kRows || row >= rows || first >= m_extent) return;
+    if (thread >= kRows || row >= n_extent || first >= m_extent) return;
     const auto total = [&](const float(*of)[kRows]) {  // bit 6, which is that of the warpgroup; then bits 4 and 5
       const auto of_groups = [&](int i) { return of[i][thread] + of[i + 4][thread]; };
       return (of_groups(0) + of_groups(1)) + (of_groups(2) + of_groups(3));
     };
     float total_weighted = 0.0f;
     if constexpr (Base::kIsWeighted) total_weighted = total(weighted_of);
-    this->write(first / kSegmentColumns, row, rows, most, total(sum_of), total_weighted);
+    this->write(first / kSegmentColumns, row, n_extent, most, total(sum_of), total_weighted);
   }
 };
 

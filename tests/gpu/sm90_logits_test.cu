@@ -17,7 +17,7 @@ namespace hopper = linear_logp::hopper;
 
 struct Shape {
   int64_t rows, hidden, vocab;
-  bool with_bias, with_nonfinite = false;
+  bool with_bias, with_nonfinite = false, masks = false;
 };
 
 template <typename T>
@@ -28,6 +28,12 @@ __global__ void fill(T* to, int64_t count, uint64_t seed, bool with_nonfinite) {
     if (with_nonfinite && u % 128 == 0) x = u % 3 == 0 ? NAN : copysignf(INFINITY, x);
     to[i] = from_float<T>(x);
   }
+}
+/// -inf in the columns of the first segment.
+template <typename T>
+__global__ void fill_masking_bias(T* to, int64_t count) {
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x)
+    to[i] = from_float<T>(i < sm90::kSegmentColumns ? -INFINITY : 0.5f);
 }
 __global__ void fill_targets(int64_t* to, int64_t count, int64_t vocab) {
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) to[i] = i % 5 == 4 ? -100 : mixed(i) % vocab;
@@ -43,7 +49,11 @@ std::vector<uint8_t> left_by(const Shape& at) {
   Buffer<float> target_logits(at.rows), exponents(segments * at.rows);
   fill<<<128, 256>>>(hidden.data(), hidden.count(), 1, at.with_nonfinite);
   fill<<<128, 256>>>(weight.data(), weight.count(), 2, false);
-  fill<<<128, 256>>>(bias.data(), bias.count(), 3, false);
+  if (at.masks) {
+    fill_masking_bias<<<1, 256>>>(bias.data(), bias.count());
+  } else {
+    fill<<<128, 256>>>(bias.data(), bias.count(), 3, false);
+  }
   fill_targets<<<1, 256>>>(targets.data(), at.rows, at.vocab);
   const auto of_rows = make_operand<true>(hidden.data(), at.hidden, at.rows);
   const auto of_columns = make_operand<true>(weight.data(), at.hidden, at.vocab);
@@ -51,15 +61,14 @@ std::vector<uint8_t> left_by(const Shape& at) {
     out.bias = at.with_bias ? bias.data() : nullptr, out.target_ids = targets.data(), out.sums = sums.data();
     out.target_logit = target_logits.data(), out.exponents = exponents.data(), out.ld_exponents = at.rows;
     out.log2_scale = sm90::kLog2E;
-    if constexpr (hopper::is_transposed<Config>) {
-      out.rows = at.rows;
+    if constexpr (hopper::swaps_operands<Config>) {
       return sm90::launch_with_epilogue<Config>(out, of_columns, of_rows, at.hidden, nullptr);
     } else {
       return sm90::launch_with_epilogue<Config>(out, of_rows, of_columns, at.hidden, nullptr);
     }
   };
   cudaError_t error;
-  if constexpr (hopper::is_transposed<Config>) {
+  if constexpr (hopper::swaps_operands<Config>) {
     error = launch(sm90::SumSegmentsOfTranspose<T, Sum>{});
   } else {
     error = launch(sm90::SumSegments<T, Sum>{});
@@ -93,13 +102,13 @@ void expect_same_bits_of_all() {
                           {300, 64, 2056, true},
                           {40, 128, 40, true},
                           {96, 64, 1032, false, true},
+                          {65, 64, 300, true, false, true},
                           // Many tiles per block: a tile is summed while the next one is already loaded.
                           {520, 16, 40008, true}}) {
     expect_same_bits<Sum, T>(at, hopper::Unaligned{}, hopper::Tile128x256Columns{}, hopper::Tile128x256Rows{},
-                             hopper::Tile128x256{}, hopper::Tile64x256Columns{}, hopper::Transposed32{},
-                             hopper::Transposed64{}, hopper::Transposed96{}, hopper::Transposed128{},
-                             hopper::Transposed160{}, hopper::Transposed192{}, hopper::Transposed224{},
-                             hopper::Transposed256{});
+                             hopper::Tile128x256{}, hopper::Tile64x256Columns{}, hopper::Swapped32{},
+                             hopper::Swapped64{}, hopper::Swapped96{}, hopper::Swapped128{}, hopper::Swapped160{},
+                             hopper::Swapped192{}, hopper::Swapped224{}, hopper::Swapped256{});
   }
 }
 
