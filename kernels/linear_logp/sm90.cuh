@@ -11,63 +11,52 @@ namespace checkop::kernels::linear_logp::hopper {
 
 constexpr auto kTma = sm90::Loads::tma;
 constexpr auto kDirect = sm90::Stores::direct;
-// Tiles of rows by columns of the logits: each has two segments.
-struct Tile128x256Columns : sm90::KernelConfig<2, 256, 64, 4, 2, 1, kTma, kDirect> {
-  static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 that share columns";
-  static constexpr sm90::Speed kSpeed{6277, 660, 0, 0, 1583};
+// Tiles of rows by columns of the logits: a segment of columns, or two. With more warpgroups that have fewer sums each,
+// more of them multiply while one adds up its exponentials.
+struct Tile64x128 : sm90::KernelConfig<1, 128, 64, 0, 1, 1, kTma, kDirect> {
+  static constexpr const char* kVariant = "wgmma, tile 64x128";
+  static constexpr sm90::Speed kSpeed{4500, 100, 32, 0, 500};
+};
+struct Tile128x128Rows : sm90::KernelConfig<2, 128, 64, 0, 1, 2, kTma, kDirect> {
+  static constexpr const char* kVariant = "wgmma, tile 128x128, clusters of 2 that share rows";
+  static constexpr sm90::Speed kSpeed{7532, 301, 93, 0, 752};
+};
+struct Tile192x128Rows : sm90::KernelConfig<3, 128, 64, 0, 1, 2, kTma, kDirect> {
+  static constexpr const char* kVariant = "wgmma, tile 192x128, clusters of 2 that share rows";
+  static constexpr sm90::Speed kSpeed{7990, 447, 131, 0, 1143};
+};
+struct Tile192x128Columns : sm90::KernelConfig<3, 128, 64, 0, 2, 1, kTma, kDirect> {
+  static constexpr const char* kVariant = "wgmma, tile 192x128, clusters of 2 that share columns";
+  static constexpr sm90::Speed kSpeed{4500, 586, 45, 0, 0};
+};
+struct Tile256x128Rows : sm90::KernelConfig<4, 128, 64, 0, 1, 2, kTma, kDirect> {
+  static constexpr const char* kVariant = "wgmma, tile 256x128, clusters of 2 that share rows";
+  static constexpr sm90::Speed kSpeed{4516, 660, 153, 0, 102};
 };
 struct Tile128x256Rows : sm90::KernelConfig<2, 256, 64, 4, 1, 2, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 that share rows";
-  static constexpr sm90::Speed kSpeed{6442, 521, 174, 0, 1489};
-};
-struct Tile128x256 : sm90::KernelConfig<2, 256, 64, 4, 1, 1, kTma, kDirect> {
-  static constexpr const char* kVariant = "wgmma, tile 128x256";
-  static constexpr sm90::Speed kSpeed{6155, 517, 193, 0, 1413};
-};
-struct Tile64x256Columns : sm90::KernelConfig<1, 256, 64, 0, 2, 1, kTma, kDirect> {
-  static constexpr const char* kVariant = "wgmma, tile 64x256, clusters of 2 that share columns";
-  static constexpr sm90::Speed kSpeed{5850, 376, 2, 0, 1709};
-};
-struct Tile64x256 : sm90::KernelConfig<1, 256, 64, 0, 1, 1, kTma, kDirect> {
-  static constexpr const char* kVariant = "wgmma, tile 64x256";
-  static constexpr sm90::Speed kSpeed{5807, 257, 223, 0, 1572};
+  static constexpr sm90::Speed kSpeed{7970, 660, 101, 0, 2415};
 };
 /// Tiles of the transpose, of a segment by any multiple of 32 rows. The blocks of a cluster share the rows.
 template <int rows, int stages>
 struct SwappedConfig : sm90::KernelConfig<2, rows, 64, stages, 2, 1, kTma, kDirect> {
   static constexpr bool kSwapsOperands = true;
 };
-struct Swapped32 : SwappedConfig<32, 10> {
-  static constexpr const char* kVariant = "wgmma, tile 128x32 of the transpose, clusters of 2";
-  static constexpr sm90::Speed kSpeed{6500, 95, 0, 0, 1800};
-};
-struct Swapped64 : SwappedConfig<64, 8> {
-  static constexpr const char* kVariant = "wgmma, tile 128x64 of the transpose, clusters of 2";
-  static constexpr sm90::Speed kSpeed{6500, 150, 0, 0, 1800};
-};
 struct Swapped96 : SwappedConfig<96, 7> {
   static constexpr const char* kVariant = "wgmma, tile 128x96 of the transpose, clusters of 2";
-  static constexpr sm90::Speed kSpeed{6500, 210, 0, 0, 1800};
-};
-struct Swapped128 : SwappedConfig<128, 6> {
-  static constexpr const char* kVariant = "wgmma, tile 128x128 of the transpose, clusters of 2";
-  static constexpr sm90::Speed kSpeed{6500, 283, 0, 0, 1800};
+  static constexpr sm90::Speed kSpeed{7991, 219, 103, 0, 174};
 };
 struct Swapped160 : SwappedConfig<160, 5> {
   static constexpr const char* kVariant = "wgmma, tile 128x160 of the transpose, clusters of 2";
-  static constexpr sm90::Speed kSpeed{6500, 355, 0, 0, 1800};
-};
-struct Swapped192 : SwappedConfig<192, 5> {
-  static constexpr const char* kVariant = "wgmma, tile 128x192 of the transpose, clusters of 2";
-  static constexpr sm90::Speed kSpeed{6500, 430, 0, 0, 1800};
+  static constexpr sm90::Speed kSpeed{4572, 485, 9, 0, 1500};
 };
 struct Swapped224 : SwappedConfig<224, 4> {
   static constexpr const char* kVariant = "wgmma, tile 128x224 of the transpose, clusters of 2";
-  static constexpr sm90::Speed kSpeed{6500, 510, 0, 0, 1800};
+  static constexpr sm90::Speed kSpeed{7945, 545, 136, 0, 3075};
 };
 struct Swapped256 : SwappedConfig<256, 4> {
   static constexpr const char* kVariant = "wgmma, tile 128x256 of the transpose, clusters of 2";
-  static constexpr sm90::Speed kSpeed{6500, 580, 0, 0, 1800};
+  static constexpr sm90::Speed kSpeed{4523, 706, 117, 0, 1645};
 };
 template <typename Config>
 constexpr bool swaps_operands = requires {
@@ -323,15 +312,14 @@ cudaError_t reduce_logits(const HopperParams<T>& p, const Kept& kept, T* dweight
       if constexpr (std::is_same_v<T, __nv_bfloat16>) return keep_exponentials<Sum>(p, kept, first, rows, dweight);
       return cudaErrorInvalidValue;  // no gradients in fp16
     };
-    const auto error =
-        keeps ? keep()
-        : !are_reachable(hidden, weight, p.shape.hidden)
-            ? run(Unaligned{})
-            : sm90::with_fastest(LogitsProblem{sm90::problem_of(hidden, weight, p.shape.hidden),
-                                               sm90::problem_of(weight, hidden, p.shape.hidden)},
-                                 run, Tile128x256Columns{}, Tile128x256Rows{}, Tile128x256{}, Tile64x256Columns{},
-                                 Tile64x256{}, Swapped32{}, Swapped64{}, Swapped96{}, Swapped128{}, Swapped160{},
-                                 Swapped192{}, Swapped224{}, Swapped256{});
+    const auto error = keeps ? keep()
+                       : !are_reachable(hidden, weight, p.shape.hidden)
+                           ? run(Unaligned{})
+                           : sm90::with_fastest(LogitsProblem{sm90::problem_of(hidden, weight, p.shape.hidden),
+                                                              sm90::problem_of(weight, hidden, p.shape.hidden)},
+                                                run, Tile64x128{}, Tile128x128Rows{}, Tile192x128Rows{},
+                                                Tile192x128Columns{}, Tile256x128Rows{}, Tile128x256Rows{}, Swapped96{},
+                                                Swapped160{}, Swapped224{}, Swapped256{});
     if (error != cudaSuccess) return error;
     if (const auto status = sm90::launch_merge(segments.sums, rows, p.layout.n_segments, finish_at(first), p.stream))
       return status;

@@ -40,12 +40,16 @@ struct KernelConfig {
   static constexpr Loads kLoads = loads;
   static constexpr Stores kStores = stores;
   // A whole producer warpgroup may give up registers for the consumers: 384 threads get 168 registers each, 512 get
-  // 128, and the accumulators and packed sums of a consumer need up to 192.
+  // 128, 640 get 96, and the accumulators and packed sums of a consumer need up to 192.
   static constexpr bool kUsesSetmaxnreg =
-      loads == Loads::tma && ((consumers == 2 && n >= 224) || (consumers == 3 && n >= 128));
-  static constexpr int kProducerRegisters = consumers == 2 ? 40 : 32, kConsumerRegisters = consumers == 2 ? 232 : 160;
+      loads == Loads::tma && ((consumers == 2 && n >= 224) || (consumers >= 3 && n >= 128));
+  static constexpr int kProducerRegisters = consumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = consumers == 2 ? 232 : consumers == 3 ? 160 : 112;
   static constexpr int kProducerThreads = loads == Loads::elementwise || kUsesSetmaxnreg ? kWarpgroup : kWarp;
   static constexpr int kThreads = consumers * kWarpgroup + kProducerThreads;
+  // A consumer that asks for more registers than there are would wait forever.
+  static_assert(!kUsesSetmaxnreg ||
+                consumers * kConsumerRegisters + kProducerRegisters <= 65536 / kThreads / 8 * 8 * (consumers + 1));
 
   static constexpr int kStageBytes = (kM + kN) * kBlockK * 2;
   // A box is what TMA stores at a time, kBoxColumns columns of 16 bits of the tile. Staged stores: 16 rows, each warp

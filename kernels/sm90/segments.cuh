@@ -351,9 +351,6 @@ struct SumSegmentsOfTranspose : SegmentSums<T, Sum> {
   }
 };
 
-constexpr int kMergeRows = 32, kMergeParts = 32;  // per block: a warp takes every 32nd segment, a lane one row
-constexpr int kMergeAhead = 8;                    // sums that a lane loads before it uses the first of them
-
 /// a + b, expressed at the larger exponent.
 __device__ inline PowerSum merged(const PowerSum& a, const PowerSum& b) {
   const float exponent = fmaxf(a.exponent, b.exponent);
@@ -370,38 +367,65 @@ __device__ inline WeightedPowerSum merged(const WeightedPowerSum& a, const Weigh
   return {all.exponent, all.sum, weighted(a) + weighted(b)};
 }
 
+// Few rows per block, so that few rows are spread over many SMs, too. A thread adds up every kMergeParts-th segment of
+// a row, and loads kMergeAhead of them at a time.
+constexpr int kMergeRows = 8, kMergeThreads = 1024, kMergeParts = kMergeThreads / kMergeRows, kMergeAhead = 8;
+
+/// The sum over the lanes whose numbers differ in the bits from `first` on.
+template <typename Sum>
+__device__ Sum merged_over_lanes(Sum mine, int first) {
+  for (int bit = first; bit < kWarp; bit *= 2) {
+    Sum other = mine;
+    other.exponent = __shfl_xor_sync(kAllLanes, mine.exponent, bit);
+    other.sum = __shfl_xor_sync(kAllLanes, mine.sum, bit);
+    if constexpr (std::is_same_v<Sum, WeightedPowerSum>)
+      other.weighted = __shfl_xor_sync(kAllLanes, mine.weighted, bit);
+    mine = merged(mine, other);
+  }
+  return mine;
+}
+
 /// Calls finish(row, sum over the row's segments) for every row.
 template <typename Sum, typename Finish>
-static __global__ __launch_bounds__(kMergeRows* kMergeParts) void merge_power_sums(const Sum* __restrict__ sums,
-                                                                                   int64_t rows, int64_t n_segments,
-                                                                                   Finish finish) {
-  __shared__ Sum parts[kMergeParts][kMergeRows];
-  const int lane = threadIdx.x % kWarp, part = threadIdx.x / kWarp;
-  const int64_t row = int64_t{blockIdx.x} * kMergeRows + lane;
+static __global__ __launch_bounds__(kMergeThreads) void merge_power_sums(const Sum* __restrict__ sums, int64_t rows,
+                                                                         int64_t n_segments, Finish finish) {
+  constexpr int kWarps = kMergeThreads / kWarp;
+  static_assert(kWarps == kWarp);
+  __shared__ Sum of_warp[kMergeRows][kWarps];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int64_t first_row = int64_t{blockIdx.x} * kMergeRows, row = first_row + lane % kMergeRows;
   Sum mine{};
   mine.exponent = -INFINITY;
   wait_for_kernel_before();
-  for (int64_t first = part; row < rows && first < n_segments; first += kMergeAhead * kMergeParts) {
+  for (int64_t first = threadIdx.x / kMergeRows; row < rows && first < n_segments; first += kMergeAhead * kMergeParts) {
     Sum ahead[kMergeAhead];
 #pragma unroll
-    for (int i = 0; i < kMergeAhead; ++i)
-      if (const int64_t at = first + i * kMergeParts; at < n_segments) ahead[i] = sums[at * rows + row];
+    for (int i = 0; i < kMergeAhead; ++i) {
+      const int64_t at = first + i * kMergeParts;
+      ahead[i] = {};
+      ahead[i].exponent = -INFINITY;
+      if (at < n_segments) ahead[i] = sums[at * rows + row];
+    }
 #pragma unroll
-    for (int i = 0; i < kMergeAhead; ++i)
-      if (first + i * kMergeParts < n_segments) mine = merged(mine, ahead[i]);
+    for (int left = kMergeAhead / 2; left > 0; left /= 2) {
+#pragma unroll
+      for (int i = 0; i < left; ++i) ahead[i] = merged(ahead[i], ahead[i + left]);
+    }
+    mine = merged(mine, ahead[0]);
   }
-  parts[part][lane] = mine;
+  mine = merged_over_lanes(mine, kMergeRows);
+  if (lane < kMergeRows) of_warp[lane][warp] = mine;
   __syncthreads();
-  if (part != 0 || row >= rows) return;
-  for (int i = 1; i < kMergeParts; ++i) mine = merged(mine, parts[i][lane]);
-  finish(row, mine);
+  if (warp >= kMergeRows || first_row + warp >= rows) return;
+  mine = merged_over_lanes(of_warp[warp][lane], 1);
+  if (lane == 0) finish(first_row + warp, mine);
 }
 
 template <typename Sum, typename Finish>
 cudaError_t launch_merge(const Sum* sums, int64_t rows, int64_t n_segments, const Finish& finish, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(ceil_div(rows, kMergeRows));
-  return launch_dependent(merge_power_sums<Sum, Finish>, dim3(blocks), dim3(kMergeRows * kMergeParts), stream, sums,
-                          rows, n_segments, finish);
+  return launch_dependent(merge_power_sums<Sum, Finish>, dim3(blocks), dim3(kMergeThreads), stream, sums, rows,
+                          n_segments, finish);
 }
 
 /// z - log(sum of exponentials).
