@@ -73,11 +73,12 @@ __device__ inline Token token_of(const OfTarget& of, const Partial& of_policy, c
 /// whose last steps the ring has then. All threads must call.
 template <typename T, typename F>
 __device__ void read_token(StepRing& ring, const PolicyInputs<T>& in, int64_t row, F&& f) {
+  const OfTarget of_target = read_target(in, row);  // early: after the sums, nothing would cover two loads in a chain
   const auto read = [&](const auto& policy, const auto& ref) {
     const Partial of_ref = reduce_row(ring, ref, NoTransform{}, false, &policy);
     __syncthreads();
     const Partial of_policy = reduce_row(ring, policy, NoTransform{}, true);
-    f(token_of(read_target(in, row), of_policy, of_ref), policy);
+    f(token_of(of_target, of_policy, of_ref), policy);
   };
   with_steps(in.vocab, read, in.policy + row * in.vocab, in.ref + row * in.vocab);
 }
