@@ -228,6 +228,7 @@ __device__ inline bool named_barrier_any(int id, int threads, bool flag) {
   asm volatile(
       "{\n.reg .pred mine, all;\n"
       "setp.ne.u32 mine, %1, 0;\n"
+      // order-free: an or of flags.
       "barrier.cta.red.or.pred all, %2, %3, mine;\n"
       "selp.u32 %0, 1, 0, all;\n}"
       : "=r"(any)
