@@ -18,9 +18,9 @@
 //   4096: 2 + 4 bytes per row and hidden element, 4 per row and 128 columns, 2 + 1/4 per row and column, for as many
 //   columns at a time as fit 132 MiB or what is left of 300 MB.
 //   Expected error: a logit is one chain of hidden / 16 additions that truncate (sm90/config.cuh); exponentials are
-//   within 2 ulp; sums are trees of segments of 128 columns, with chains of vocab / 131072 of these. dz is rounded once
-//   to the dtype of hidden, except in dbias. Without a bias, its exponential is first rounded to 10 bits, except
-//   in the target's column. Then one chain of vocab / 16 or rows / 16.
+//   within 2 ulp; the 128 columns of a segment are added as a tree, then 1024 segments at a time as trees, whose sums
+//   make a chain of vocab / 131072. dz is rounded once to the dtype of hidden, except in dbias. Without a bias, its
+//   exponential is first rounded to 10 bits, except in the target's column. Then one chain of vocab / 16 or rows / 16.
 // Without a bias, the logits are computed once for as many rows as hidden has columns (with a carry, twice as many):
 // their exponentials are kept in the memory of dlm_head_weight until it is written. The logits of further rows are
 // computed a second time, to the same bits. Ignored rows cost nothing in a forward pass of more than 128 rows, nor in

@@ -37,7 +37,8 @@ struct Tile128x256Rows : sm90::KernelConfig<2, 256, 64, 4, 1, 2, kTma, kDirect> 
   static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 that share rows";
   static constexpr sm90::Speed kSpeed{7970, 660, 101, 0, 2415};
 };
-/// Tiles of the transpose, of a segment by any multiple of 32 rows. The blocks of a cluster share the rows.
+/// Tiles of the transpose, of a segment by any multiple of 32 rows. The blocks of a cluster share the rows. As many
+/// stages as leave room for the shared memory of the epilogue.
 template <int rows, int stages>
 struct SwappedConfig : sm90::KernelConfig<2, rows, 64, stages, 2, 1, kTma, kDirect> {
   static constexpr bool kSwapsOperands = true;
@@ -85,7 +86,7 @@ struct HopperWorkspaceLayout {
 template <typename Sum = sm90::PowerSum, typename Row = sm90::RowGradient>
 HopperWorkspaceLayout workspace_layout(const LinearLogpShape& shape, bool backward, int64_t parts = 1,
                                        bool keeps_sums = true) {
-  constexpr int64_t kSumBytes = int64_t{48} << 20, kRowUnit = 256;  // rows of a cluster of 2 blocks
+  constexpr int64_t kSumBytes = int64_t{48} << 20, kRowUnit = 256;  // passes have a multiple of this many rows
   // 66 tiles of columns at 4096 rows: two waves of blocks each on 132 SMs, with little left over. Fewer where the total
   // would exceed 300 MB; but blocks of columns must not become too narrow.
   constexpr int64_t kMostGradientBytes = int64_t{132} << 20, kLeastGradientBytes = int64_t{48} << 20;

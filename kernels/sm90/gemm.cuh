@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // sum_k a(m, k) * b(n, k) on Hopper: a persistent, warp-specialized kernel. A producer warp (or warpgroup) loads both
-// operands into the stages of a pipeline; one to three consumer warpgroups multiply them. The epilogue decides what
+// operands into the stages of a pipeline; one to four consumer warpgroups multiply them. The epilogue decides what
 // happens to the sums: StoreTiles (epilogue.cuh), or one that consumes them in registers. The products decide where the
 // tiles lie: OneProduct, or several whose sizes only the device knows (grouped.cuh). config.cuh says what fixes the
 // bits.

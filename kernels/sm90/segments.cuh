@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Epilogues of products that are logits: compute the inputs of their log-sum-exp by segments of 128 columns, without
 // storing a logit. The sum of a segment is a tree in every configuration, in which sums of columns that differ in one
-// bit of their number are added: in bit 3, then in bits 0, 1, 2, 6, 4, 5. So the bits of a row depend on nothing but
-// the row.
+// bit of their number are added: in bit 3, then in bits 0, 1, 2, 6, 4, 5. The sums of a row's segments are merged in an
+// order that depends on their number alone. So the bits of a row depend on nothing but the row.
 //
 // Exponentials are powers of 2, taken relative to an integer exponent k: z * log2(e) - k rounds once, and segments are
 // brought to a common k without any rounding.
@@ -107,7 +107,7 @@ __device__ __forceinline__ float sum_of_quad(const float (&part)[8]) {
   return total + __shfl_xor_sync(kAllLanes, total, 2);  // bit 5
 }
 
-/// The epilogue where rows of c are rows of logits. A tile has 256 columns, two segments.
+/// The epilogue where rows of c are rows of logits. A tile has one segment of columns, or two.
 template <typename T, typename Sum = PowerSum>
 struct SumSegments : SegmentSums<T, Sum> {
   using Base = SegmentSums<T, Sum>;
@@ -136,7 +136,7 @@ struct SumSegments : SegmentSums<T, Sum> {
     for (int i = 0; i < count / 2; ++i) packed[i] = kept_bits(sum[2 * i]) | kept_bits(sum[2 * i + 1]) << 16;
   }
 
-  /// A warpgroup turns the logits of rows m .. m + 63, columns n .. n + 255 into exponentials. Fragment of `sum`:
+  /// A warpgroup turns the logits of rows m .. m + 63, columns n .. n + kN - 1 into exponentials. Fragment of `sum`:
   /// wgmma.cuh.
   template <typename Config>
   __device__ __forceinline__ void change(float (&sum)[Config::kN / 2], const Rows& rows, int64_t m, int64_t n,
