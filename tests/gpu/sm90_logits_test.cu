@@ -86,7 +86,7 @@ void expect_same_bits(const Shape& at, Configs...) {
   const auto expect = [&]<typename Config>(Config) {
     EXPECT_TRUE((left_by<Config, Sum, T>(at) == expected))
         << Config::kVariant << ": rows " << at.rows << " hidden " << at.hidden << " vocab " << at.vocab << " bias "
-        << at.with_bias << " nonfinite " << at.with_nonfinite;
+        << at.with_bias << " nonfinite " << at.with_nonfinite << " masks " << at.masks;
   };
   (expect(Configs{}), ...);
 }
