@@ -15,7 +15,7 @@
 #pragma once
 
 #include "sm90/epilogue.cuh"
-#include "sm90/segments.cuh"
+#include "sm90/exp2.cuh"
 
 namespace checkop::kernels::attention::hopper {
 

@@ -55,10 +55,6 @@ struct Swapped224 : SwappedConfig<224, 4> {
   static constexpr const char* kVariant = "wgmma, tile 128x224 of the transpose, clusters of 2";
   static constexpr sm90::Speed kSpeed{7945, 545, 136, 0, 3075};
 };
-struct Swapped256 : SwappedConfig<256, 4> {
-  static constexpr const char* kVariant = "wgmma, tile 128x256 of the transpose, clusters of 2";
-  static constexpr sm90::Speed kSpeed{4523, 706, 117, 0, 1645};
-};
 template <typename Config>
 constexpr bool swaps_operands = requires {
   Config::kSwapsOperands;
@@ -228,9 +224,9 @@ bool are_reachable(const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& 
   return sm90::has_tensor_map<T>(sm90::matrix_of(a, inner)) && sm90::has_tensor_map<T>(sm90::matrix_of(b, inner));
 }
 
-template <template <typename, typename> typename Segments, typename Sum, typename T>
-Segments<T, Sum> segments_of(const HopperParams<T>& p, int64_t first_row) {
-  Segments<T, Sum> segments{};
+template <typename Sum, typename T>
+sm90::SegmentSums<T, Sum> sums_of(const HopperParams<T>& p, int64_t first_row) {
+  sm90::SegmentSums<T, Sum> segments{};
   segments.bias = p.bias, segments.target_ids = p.target_ids + first_row, segments.first_id = p.first_id;
   segments.sums = p.template in_workspace<Sum>(p.layout.sums);
   segments.target_logit = p.template in_workspace<float>(p.layout.target_logit);
@@ -239,13 +235,26 @@ Segments<T, Sum> segments_of(const HopperParams<T>& p, int64_t first_row) {
   return segments;
 }
 
+/// Computes the sums of hidden * weight^T, two operands along `inner`, by tiles of Config.
+template <typename Config, typename T, typename Sum>
+cudaError_t launch_sums(const sm90::SegmentSums<T, Sum>& sums, const Operand<T, true>& hidden,
+                        const Operand<T, true>& weight, int64_t inner, cudaStream_t stream) {
+  if constexpr (swaps_operands<Config>) {
+    const sm90::SumSegmentsOfTranspose<T, Sum> out{sums};
+    return sm90::launch_with_epilogue<Config>(out, weight, hidden, inner, stream);
+  } else {
+    const sm90::SumSegments<T, Sum> out{sums, {}, false};
+    return sm90::launch_with_epilogue<Config>(out, hidden, weight, inner, stream);
+  }
+}
+
 /// Computes the sums of rows [first, first + rows) and keeps their exponentials, by blocks of columns, in the memory of
 /// dweight.
 template <typename Sum, typename T>
 cudaError_t keep_exponentials(const HopperParams<T>& p, const Kept& kept, int64_t first, int64_t rows, T* dweight) {
   const int64_t hidden = p.shape.hidden;
   const auto of_rows = make_operand<true>(p.hidden + first * hidden, hidden, rows);
-  const auto segments = segments_of<sm90::SumSegments, Sum>(p, first);
+  const sm90::SumSegments<T, Sum> segments{sums_of<Sum>(p, first), {}, false};
   for (int64_t block = 0; block < kept.blocks; ++block) {
     const int64_t column = block * kept.block_columns, segment = column / sm90::kSegmentColumns;
     auto of_block = segments;
@@ -296,33 +305,28 @@ cudaError_t reduce_logits(const HopperParams<T>& p, const Kept& kept, T* dweight
   for (int64_t first = 0; first < p.shape.rows; first += rows) {
     const bool keeps = first < kept.rows;
     rows = std::min((keeps ? kept.rows : p.shape.rows) - first, p.layout.rows);
-    const auto segments = segments_of<sm90::SumSegments, Sum>(p, first);
+    const auto sums = sums_of<Sum>(p, first);
     const auto hidden = make_operand<true>(p.hidden + first * p.shape.hidden, p.shape.hidden, rows);
     const auto weight = make_operand<true>(p.weight, p.shape.hidden, p.shape.vocab);
     const auto run = [&]<typename Config>(Config) {
       variant = Config::kVariant;
-      if constexpr (swaps_operands<Config>) {
-        auto of_transpose = segments_of<sm90::SumSegmentsOfTranspose, Sum>(p, first);
-        return sm90::launch_with_epilogue<Config>(of_transpose, weight, hidden, p.shape.hidden, p.stream);
-      } else {
-        return sm90::launch_with_epilogue<Config>(segments, hidden, weight, p.shape.hidden, p.stream);
-      }
+      return launch_sums<Config>(sums, hidden, weight, p.shape.hidden, p.stream);
     };
     const auto keep = [&] {
       variant = sm90::Tile128x256Columns::kVariant;
       if constexpr (std::is_same_v<T, __nv_bfloat16>) return keep_exponentials<Sum>(p, kept, first, rows, dweight);
       return cudaErrorInvalidValue;  // no gradients in fp16
     };
-    const auto error = keeps ? keep()
-                       : !are_reachable(hidden, weight, p.shape.hidden)
-                           ? run(Unaligned{})
-                           : sm90::with_fastest(LogitsProblem{sm90::problem_of(hidden, weight, p.shape.hidden),
-                                                              sm90::problem_of(weight, hidden, p.shape.hidden)},
-                                                run, Tile64x128{}, Tile128x128Rows{}, Tile192x128Rows{},
-                                                Tile192x128Columns{}, Tile256x128Rows{}, Tile128x256Rows{}, Swapped96{},
-                                                Swapped160{}, Swapped224{}, Swapped256{});
+    const auto error =
+        keeps ? keep()
+        : !are_reachable(hidden, weight, p.shape.hidden)
+            ? run(Unaligned{})
+            : sm90::with_fastest(LogitsProblem{sm90::problem_of(hidden, weight, p.shape.hidden),
+                                               sm90::problem_of(weight, hidden, p.shape.hidden)},
+                                 run, Tile64x128{}, Tile128x128Rows{}, Tile192x128Rows{}, Tile192x128Columns{},
+                                 Tile256x128Rows{}, Tile128x256Rows{}, Swapped96{}, Swapped160{}, Swapped224{});
     if (error != cudaSuccess) return error;
-    if (const auto status = sm90::launch_merge(segments.sums, rows, p.layout.n_segments, finish_at(first), p.stream))
+    if (const auto status = sm90::launch_merge(sums.sums, rows, p.layout.n_segments, finish_at(first), p.stream))
       return status;
   }
   return cudaGetLastError();

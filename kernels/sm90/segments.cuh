@@ -14,11 +14,11 @@
 #include "cuda/dependent.cuh"
 #include "cuda/row_sums.cuh"
 #include "sm90/epilogue.cuh"
+#include "sm90/exp2.cuh"
 
 namespace checkop::kernels::sm90 {
 
 constexpr int kSegmentColumns = 128;
-constexpr float kLog2E = 0x1.715476p+0f;
 
 /// Sum of exp(z) over a segment or a row: 2^exponent * sum. {-inf, 0} where all logits are -inf.
 struct PowerSum {
@@ -33,13 +33,6 @@ struct WeightedPowerSum {
 
 /// Powers of 2 are 0 below 2^-126. An exponent that is no less than this keeps the product of both from being 0 * inf.
 constexpr float kLeastExponent = -200.0f;
-
-/// 2^x as the hardware computes it: error up to 2 ulp, 0 below 2^-126.
-__device__ inline float power_of_2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 /// The 16 bits kept of e, which is positive and below 2: the fp32 exponent and 9 bits of the fraction, rounded to
 /// nearest, ties to even. NaN becomes an arbitrary number.
@@ -63,6 +56,16 @@ struct SegmentSums {
   float log2_scale;  ///< log2(e), over the temperature if there is one
 
   static constexpr bool kIsWeighted = std::is_same_v<Sum, WeightedPowerSum>;
+
+  /// The column of a row's target, of the columns that the product has; negative for rows outside the matrix. It may
+  /// be the column of another part of the vocabulary.
+  __device__ int64_t target_column(int64_t row, int64_t rows) const {
+    return row < rows ? target_ids[row] - first_id : -1;
+  }
+  /// Whether `column` of a segment, of which `left` columns exist, is one of them.
+  __device__ static bool has_column(int64_t column, int64_t left) {
+    return column >= 0 && column < min(int64_t{kSegmentColumns}, left);
+  }
 
   // NaN and +inf logits make the sum NaN: fmaxf skips NaN but the power does not, and inf - inf is NaN.
   __device__ float exponent_of(float most) const { return most > -INFINITY ? rintf(most * log2_scale) : 0.0f; }
@@ -125,8 +128,7 @@ struct SumSegments : SegmentSums<T, Sum> {
   template <int columns>
   __device__ Rows read_rows(int64_t m, int64_t, int64_t m_extent, int64_t) const {
     m += threadIdx.x % kWarpgroup / kWarp * 16 + threadIdx.x % kWarp / 4;
-    const auto target = [&](int64_t row) { return row < m_extent ? this->target_ids[row] - this->first_id : -1; };
-    return {{target(m), target(m + 8)}};
+    return {{this->target_column(m, m_extent), this->target_column(m + 8, m_extent)}};
   }
 
   __device__ bool changes_sums() const { return true; }
@@ -159,7 +161,7 @@ struct SumSegments : SegmentSums<T, Sum> {
       const int half = each % 2;
       const int64_t column = n + each / 2 * kSegmentColumns, row = m + half * 8, target = rows.target[half] - column;
       const auto z = [&](int i) -> float& { return sum[each / 2 * kPerRow * 2 + i / 2 * 4 + i % 2 + half * 2]; };
-      if (target >= 0 && target < min(int64_t{kSegmentColumns}, n_extent - column) && target % 8 / 2 == quad_lane) {
+      if (this->has_column(target, n_extent - column) && target % 8 / 2 == quad_lane) {
         const int index = static_cast<int>(target) / 8 * 2 + static_cast<int>(target) % 2;
         float logit = 0.0f;
 #pragma unroll
@@ -251,8 +253,7 @@ struct SumSegmentsOfTranspose : SegmentSums<T, Sum> {
   };
   template <int columns>
   __device__ Rows read_rows(int64_t, int64_t n, int64_t, int64_t n_extent) const {
-    const int64_t row = n + threadIdx.x;
-    return {row < n_extent ? this->target_ids[row] - this->first_id : -1};
+    return {this->target_column(n + threadIdx.x, n_extent)};
   }
 
   /// A warpgroup turns the logits of columns m .. m + 63, rows n .. n + kN - 1 into exponentials. Both together add up
@@ -312,7 +313,7 @@ struct SumSegmentsOfTranspose : SegmentSums<T, Sum> {
       for (int i = 1; i < kWarps; ++i) most = fmaxf(most, most_of[i][thread]);
       exponent_of_row[thread] = this->exponent_of(most);
       const int64_t target = of_row.target - first;
-      has_target = target >= 0 && target < min(int64_t{kSegmentColumns}, m_extent - first);
+      has_target = this->has_column(target, m_extent - first);
       target_of_row[thread] = has_target ? static_cast<int>(target) : -1;
     }
     if (named_barrier_any(kBarrier, kThreads, has_target)) {
