@@ -80,6 +80,7 @@ const std::vector<Attack>& exec_attacks() {
       {"exec_signals_everyone", {"fail: accuracy"}, "`kill` of all processes", "seccomp"},
       {"exec_signals_by_folder", {"fail: accuracy"}, "a signal by the judge's folder in `/proc`", "seccomp"},
       {"exec_limits_parent", {"fail: accuracy"}, "`prlimit` of the judge", "seccomp"},
+      {"exec_schedules_parent", {"fail: accuracy"}, "`sched_setscheduler` of the judge", "seccomp: no effect"},
       {"exec_opens_parent_memory", {"fail: accuracy"}, "`/proc/PARENT/mem`", "Landlock", false},
       {"exec_reads_parent_memory", {"fail: accuracy"}, "`process_vm_readv`", "seccomp", false},
       {"exec_reads_parent_command", {"fail: accuracy"}, "the seed in `/proc/PARENT/cmdline`", "Landlock"},

@@ -122,6 +122,11 @@ def is_honest_with_processes():
     return said == [b"built\n"] and sleeper.wait() == -signal.SIGTERM and socket.socketpair() is not None
 
 
+def schedules_parent():
+    os.sched_setscheduler(os.getppid(), os.SCHED_BATCH, os.sched_param(0))
+    return os.sched_getscheduler(os.getppid()) == os.SCHED_BATCH
+
+
 ATTACKS = {
     "exec_rewrites_file": lambda: writes(target) is None,
     "exec_truncates_file": lambda: os.truncate(target, 0) is None,
@@ -134,6 +139,7 @@ ATTACKS = {
     "exec_signals_everyone": lambda: os.kill(-1, signal.SIGCONT) is None,
     "exec_signals_by_folder": signals_parent_by_folder,
     "exec_limits_parent": lambda: resource.prlimit(os.getppid(), resource.RLIMIT_CORE, (0, 0)) is not None,
+    "exec_schedules_parent": schedules_parent,
     "exec_opens_parent_memory": lambda: opens_parent("mem"),
     "exec_reads_parent_memory": reads_parent_memory_by_call,
     "exec_reads_parent_command": lambda: opens_parent("cmdline"),
