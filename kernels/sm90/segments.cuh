@@ -57,12 +57,12 @@ struct SegmentSums {
 
   static constexpr bool kIsWeighted = std::is_same_v<Sum, WeightedPowerSum>;
 
-  /// The column of a row's target, of the columns that the product has; negative for rows outside the matrix. It may
-  /// be the column of another part of the vocabulary.
+  /// The column of a row's target, counted from the product's first one. Not one of its columns where another part of
+  /// the vocabulary has the target; -1 for rows outside the matrix.
   __device__ int64_t target_column(int64_t row, int64_t rows) const {
     return row < rows ? target_ids[row] - first_id : -1;
   }
-  /// Whether `column` of a segment, of which `left` columns exist, is one of them.
+  /// Whether a segment has `column`, counted from its first one, where the matrix has `left` columns from there on.
   __device__ static bool has_column(int64_t column, int64_t left) {
     return column >= 0 && column < min(int64_t{kSegmentColumns}, left);
   }
