@@ -224,6 +224,7 @@ bool are_reachable(const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& 
   return sm90::has_tensor_map<T>(sm90::matrix_of(a, inner)) && sm90::has_tensor_map<T>(sm90::matrix_of(b, inner));
 }
 
+/// Where the sums of rows from first_row on go in the workspace.
 template <typename Sum, typename T>
 sm90::SegmentSums<T, Sum> sums_of(const HopperParams<T>& p, int64_t first_row) {
   sm90::SegmentSums<T, Sum> segments{};
@@ -235,7 +236,8 @@ sm90::SegmentSums<T, Sum> sums_of(const HopperParams<T>& p, int64_t first_row) {
   return segments;
 }
 
-/// Computes the sums of hidden * weight^T, two operands along `inner`, by tiles of Config.
+/// Launches the product of the logits, hidden * weight^T, by tiles of Config, and leaves of it what `sums` points to.
+///   hidden: [rows, inner]   weight: [vocab, inner]
 template <typename Config, typename T, typename Sum>
 cudaError_t launch_sums(const sm90::SegmentSums<T, Sum>& sums, const Operand<T, true>& hidden,
                         const Operand<T, true>& weight, int64_t inner, cudaStream_t stream) {

@@ -7,7 +7,7 @@
 namespace checkop::kernels::sm90 {
 
 /// Per-row data for the gradient of its logits: dz = -scale * 2^(k - exponent) * e with e = 2^(z * log2(e) - k), where
-/// k is the exponent of the segment (SumSegments). In the target column, dz is at_target.
+/// k is the exponent of the segment (SegmentSums). In the target column, dz is at_target.
 struct alignas(16) RowGradient {
   float exponent, scale, at_target;
   int32_t target;  ///< column of the target; kElsewhere: not one of these columns; -1: dz of the whole row is 0,
@@ -19,7 +19,7 @@ struct alignas(16) RowGradient {
 constexpr int32_t kElsewhere = std::numeric_limits<int32_t>::max();
 
 /// The gradient c (1[v = t] - p_v) of a row, where c is already divided by the temperature. `total` and `target_logit`
-/// come from SumSegments.
+/// come from SegmentSums.
 __device__ inline RowGradient row_gradient(const PowerSum& total, float c, float target_logit, float log2_scale,
                                            int32_t target) {
   const float exponent = total.exponent == -INFINITY ? 0.0f : total.exponent;
@@ -84,7 +84,7 @@ struct StoreGradient {
   int64_t ld, ld_exponents, first_column;  ///< first_column: of this block, as RowGradient::target counts columns
   float* __restrict__ block_sums;          ///< [ceil(rows / 16), ld]
   bool staged;
-  float log2_scale;  ///< as for SumSegments
+  float log2_scale;  ///< as for SegmentSums
 
   template <typename Config>
   static constexpr bool kMayStage = Config::kStores == Stores::staged;

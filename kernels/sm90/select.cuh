@@ -214,7 +214,7 @@ double estimated_ns(const Problem& of_c) {
 }
 
 // cuBLAS divides k among blocks where there are few tiles, which is why it is faster for 64 to 1024 rows of long k.
-// Here a tile's sum over k is one chain: otherwise the bits of a row would depend on the number of rows.
+// Here a tile's sum over k is one chain, whatever the number of rows: docs/speed.md, "What is missing".
 
 /// Calls run(Config{}) for the configuration with the least estimated_ns(p).
 template <typename AnyProblem, typename Run, typename First, typename... Others>

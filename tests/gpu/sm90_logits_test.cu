@@ -39,7 +39,8 @@ __global__ void fill_masking_bias(T* to, int64_t count) {
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x)
     to[i] = from_float<T>(i < sm90::kSegmentColumns ? -INFINITY : 0.5f);
 }
-/// Ids of the columns; every fifth is ignored, and with a first_id many lie before or behind the columns.
+/// Ids of the columns. With a first_id: in turns the id before the first column, the first, the last, and the id behind
+/// it. Every fifth is ignored.
 __global__ void fill_targets(int64_t* to, int64_t count, int64_t first_id, int64_t vocab) {
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
     const int64_t id = first_id == 0 ? mixed(i) % vocab
@@ -120,8 +121,8 @@ TEST_F(Sm90, LogitsLeaveTheSameBitsInAllTilesWithTheirEntropy) {
   expect_same_bits_of_all<sm90::WeightedPowerSum, __nv_bfloat16>();
 }
 
-/// Columns 1000 to 1299 of a vocabulary; targets 999, 1000, 1299, 1300 in turns. The logits of the columns that the
-/// product has are those of the same columns in a product of the whole vocabulary; the others stay untouched.
+/// Columns 1000 to 1299 of a vocabulary; targets 999, 1000, 1299, 1300 in turns. The logit of a target among these
+/// columns has the bits that it has in a product of the whole vocabulary; that of any other target is not written.
 template <typename Config>
 void expect_targets_of_the_part() {
   constexpr int64_t kRows = 65, kFirst = 1000, kVocab = 300;
@@ -153,14 +154,14 @@ void expect_targets_of_the_part() {
   }
 }
 
-TEST_F(Sm90, LogitsOfTargetsAreThoseOfTheColumnsOfAPart) {
+TEST_F(Sm90, LogitsOfTargetsInOtherPartsAreNotWritten) {
   expect_targets_of_the_part<hopper::Tile64x128>();
   expect_targets_of_the_part<hopper::Tile128x256Rows>();
   expect_targets_of_the_part<hopper::Swapped96>();
 }
 
-/// Exponents and sums of segments: those of a row do not depend on the number of rows. Some rows have segments, or
-/// nothing else, whose logits are all -inf.
+/// Made-up sum of a segment, the same for any number of rows. Of four rows, the last has no logits but -inf, and the
+/// third some such segments.
 sm90::WeightedPowerSum segment_of(int64_t row, int64_t segment) {
   const auto u = static_cast<uint32_t>((row * 7919 + segment) * 2654435761u);
   if (row % 4 == 3 || (row % 4 == 2 && u % 3 == 0)) return {-INFINITY, 0.0f, 0.0f};
@@ -171,10 +172,11 @@ struct KeepSum {
   sm90::WeightedPowerSum* to;
   __device__ void operator()(int64_t row, const sm90::WeightedPowerSum& sum) const { to[row] = sum; }
 };
-std::vector<sm90::WeightedPowerSum> merged_rows(int64_t rows, int64_t segments) {
+/// The sums of rows [first, first + rows), merged from their segments.
+std::vector<sm90::WeightedPowerSum> merged_rows(int64_t first, int64_t rows, int64_t segments) {
   std::vector<sm90::WeightedPowerSum> host(segments * rows);
   for (int64_t segment = 0; segment < segments; ++segment) {
-    for (int64_t row = 0; row < rows; ++row) host[segment * rows + row] = segment_of(row, segment);
+    for (int64_t row = 0; row < rows; ++row) host[segment * rows + row] = segment_of(first + row, segment);
   }
   Buffer<sm90::WeightedPowerSum> sums(segments * rows), of_rows(rows);
   EXPECT_EQ(cudaMemcpy(sums.data(), host.data(), host.size() * sizeof(host[0]), cudaMemcpyHostToDevice), cudaSuccess);
@@ -187,7 +189,7 @@ std::vector<sm90::WeightedPowerSum> merged_rows(int64_t rows, int64_t segments) 
 
 TEST_F(Sm90, SumsOfRowsAreThoseOfTheirSegments) {
   for (const int64_t segments : {1, 7, 8, 127, 128, 129, 1024, 1187, 3001}) {
-    const auto many = merged_rows(33, segments);
+    const auto many = merged_rows(0, 33, segments);
     for (int64_t row = 0; row < 33; ++row) {
       double sum = 0, weighted = 0;
       for (int64_t i = 0; i < segments; ++i) {
@@ -201,16 +203,22 @@ TEST_F(Sm90, SumsOfRowsAreThoseOfTheirSegments) {
       EXPECT_EQ(got.exponent == -INFINITY, is_empty) << segments << " segments, row " << row;
       if (is_empty) {
         EXPECT_EQ(got.sum, 0.0f);
+        EXPECT_EQ(got.weighted, 0.0f);
         continue;
       }
       const double scale = std::exp2(double{got.exponent});
       EXPECT_NEAR(scale * got.sum / sum, 1, 0x1p-20) << segments << " segments, row " << row;
       const double back = scale * (got.weighted - double{got.exponent} * got.sum);
+      // weighted is relative to the exponent, of up to 20 in magnitude: its error is one of exponent * sum, too.
       EXPECT_NEAR((back - weighted) / (std::abs(weighted) + 32 * sum), 0, 0x1p-20) << segments << ", row " << row;
     }
-    for (const int64_t rows : {1, 8, 9}) {
-      const auto few = merged_rows(rows, segments);
-      EXPECT_EQ(std::memcmp(few.data(), many.data(), rows * sizeof(few[0])), 0) << segments << ", " << rows << " rows";
+    struct Part {
+      int64_t first, rows;
+    };
+    for (const Part part : {Part{0, 1}, Part{0, 8}, Part{0, 9}, Part{5, 9}}) {  // from row 5 on: by other lanes
+      const auto few = merged_rows(part.first, part.rows, segments);
+      EXPECT_EQ(std::memcmp(few.data(), many.data() + part.first, part.rows * sizeof(few[0])), 0)
+          << segments << " segments, " << part.rows << " rows from " << part.first << " on";
     }
   }
 }
