@@ -789,44 +789,72 @@ def write_summary(path, summary):
         file.write(as_text(summary))
 
 
+def fails(row):
+    """Whether a row of verdicts or of a sanitizer has a failure."""
+    return any(verdict.split(":")[0] in FAILED for verdict in row.get("verdicts", ())) or row.get("result", "clean") != "clean"
+
+
+def subject_of(row):
+    """What a row of checks or of invariance is about, in whatever suite"""
+    return [row[name] for name in ("op", "pass", "candidate", "dtype")]
+
+
+def newest_rows(summaries, digests):
+    """Of the rows of verdicts that are not older than their kernels: (date, name of the summary) of the newest one, by architecture,
+    section and key"""
+    newest = {}
+    for name, summary in sorted(summaries.items()):
+        for section in VERDICTS:
+            for row in summary.get(section, []):
+                if row.get("result") != "no summary" and row.get("complete", True) and not older(row, digests):
+                    key = (summary["device"].get("arch_key"), section, key_of(section, row))
+                    newest[key] = max(newest.get(key, ("", "")), (row["date"], name))
+    return newest
+
+
+def kept_times(rows, digests):
+    """The rows of bench without times that present ones of the same size replace, and without those of their peers. Of drawn sizes only
+    the peer stays to which the ratio was taken."""
+    timed = lambda row: [row.get(name) for name in ("op", "pass", "dtype", "dims", "candidate")]
+    chosen = lambda row: set(re.split(r"(?=[+~#])", row.get("extras", "")))
+    present = [(timed(row), chosen(row)) for row in rows if "ms_median" in row and not row.get("is_peer") and not older(row, digests)]
+    is_replaced = lambda row: older(row, digests) and any(timed(row) == of and chosen(row) <= more for of, more in present)
+    gone = {row["run"] for row in rows if "run" in row and is_replaced(row)}
+    baseline = {row.get("run"): row["ratio_to"] for row in rows if row.get("ratio_to")}
+    keeps_peer = lambda row: row.get("run") not in gone and (
+        "#" not in row.get("extras", "") or row["candidate"] == baseline.get(row.get("run"), row["candidate"]))
+    return [row for row in rows if (keeps_peer(row) if row.get("is_peer") else not is_replaced(row))]
+
+
+def kept_checks(rows, digests):
+    """The rows of checks without those that are older than their kernels, where a present one of another suite shows as much."""
+    present = [row for row in rows if row.get("complete", True) and not older(row, digests)]
+    is_shown = lambda row: any(subject_of(row) == subject_of(other) and (fails(other) or not fails(row)) for other in present)
+    return [row for row in rows if not older(row, digests) or not is_shown(row)]
+
+
+def kept_invariance(rows, checks, digests):
+    """The rows of invariance without those that are older than their kernels, where present checks of suites, which look at invariance,
+    too, are there. A row of one case says at which numbers of rows the bits are others."""
+    present = [subject_of(row) for row in checks
+               if row["suite"] in ("smoke", "ci") and row.get("complete", True) and not older(row, digests)]
+    return [row for row in rows if fails(row) or "case" in row or row["axes"] or not older(row, digests) or subject_of(row) not in present]
+
+
 def prune(options):
     summaries, digests = read_summaries(options.root), kernel_digests(options.root)
-    architecture = lambda name: summaries[name]["device"].get("arch_key")
-    newest = {}  # of the rows that are not older than their kernels: (date, summary) by architecture, section and key
-    rows_of = [(name, section, row) for name in sorted(summaries) for section in VERDICTS for row in summaries[name].get(section, [])]
-    fails = lambda row: any(verdict.split(":")[0] in FAILED for verdict in row.get("verdicts", ())) or row.get("result", "clean") != "clean"
-    for name, section, row in rows_of:
-        if row.get("result") != "no summary" and row.get("complete", True) and not older(row, digests):
-            key = (architecture(name), section, key_of(section, row))
-            newest[key] = max(newest.get(key, ("", "")), (row["date"], name))
-    judged = lambda row: [row[name] for name in ("op", "pass", "candidate", "dtype")]  # in any suite
+    newest = newest_rows(summaries, digests)
     for name, summary in summaries.items():
-        lengths = lambda: sum(len(summary.get(section, [])) for section in (*VERDICTS, "bench", "invariance"))
-        before = lengths()
+        count = lambda: sum(len(summary.get(section, [])) for section in (*VERDICTS, "bench", "invariance"))
+        before, architecture = count(), summary["device"].get("arch_key")
         for section in VERDICTS:
             summary[section] = [row for row in summary.get(section, [])
-                                if newest.get((architecture(name), section, key_of(section, row)), ("", name))[1] == name
+                                if newest.get((architecture, section, key_of(section, row)), ("", name))[1] == name
                                 or (fails(row) and not older(row, digests))]
-        timed = lambda row: [row.get(name) for name in ("op", "pass", "dtype", "dims", "candidate")]
-        chosen = lambda row: set(re.split(r"(?=[+~#])", row.get("extras", "")))
-        times = summary.get("bench", [])
-        present = [(timed(row), chosen(row)) for row in times if "ms_median" in row and not row.get("is_peer") and not older(row, digests)]
-        replaced = lambda row: older(row, digests) and any(timed(row) == of and chosen(row) <= more for of, more in present)
-        gone = {row["run"] for row in times if "run" in row and replaced(row)}
-        summary["bench"] = [row for row in times if not (row.get("run") in gone if row.get("is_peer") else replaced(row))]
-        # Of drawn sizes the ratio to the baseline counts.
-        baseline = {row.get("run"): row["ratio_to"] for row in times if row.get("ratio_to")}
-        summary["bench"] = [row for row in summary["bench"] if not row.get("is_peer") or "#" not in row.get("extras", "")
-                            or row["candidate"] == baseline.get(row.get("run"), row["candidate"])]
-        present = [row for row in summary["checks"] if row.get("complete", True) and not older(row, digests)]
-        shows = lambda row: any(judged(row) == judged(other) and (fails(other) or not fails(row)) for other in present)
-        summary["checks"] = [row for row in summary["checks"] if not older(row, digests) or not shows(row)]
-        # Suites look at invariance, too. A row of one case says at which numbers of rows the bits are others.
-        present = [judged(row) for row in summary["checks"]
-                   if row["suite"] in ("smoke", "ci") and row.get("complete", True) and not older(row, digests)]
-        summary["invariance"] = [row for row in summary.get("invariance", []) if fails(row) or "case" in row or row["axes"]
-                                 or not older(row, digests) or judged(row) not in present]
-        removed = before - lengths()
+        summary["bench"] = kept_times(summary.get("bench", []), digests)
+        summary["checks"] = kept_checks(summary["checks"], digests)
+        summary["invariance"] = kept_invariance(summary.get("invariance", []), summary["checks"], digests)
+        removed = before - count()
         if removed:
             path = os.path.join(RESULTS, f"{name}.json")
             write_summary(os.path.join(options.root, path), summary)
