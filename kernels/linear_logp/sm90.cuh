@@ -15,27 +15,27 @@ constexpr auto kDirect = sm90::Stores::direct;
 // more of them multiply while one adds up its exponentials.
 struct Tile64x128 : sm90::KernelConfig<1, 128, 64, 0, 1, 1, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 64x128";
-  static constexpr sm90::Speed kSpeed{4500, 100, 32, 0, 500};
+  static constexpr sm90::Speed kSpeed{4005, 59, 28, 0, 259};
 };
 struct Tile128x128Rows : sm90::KernelConfig<2, 128, 64, 0, 1, 2, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 128x128, clusters of 2 that share rows";
-  static constexpr sm90::Speed kSpeed{7532, 301, 93, 0, 752};
+  static constexpr sm90::Speed kSpeed{4516, 321, 74, 0, 924};
 };
 struct Tile192x128Rows : sm90::KernelConfig<3, 128, 64, 0, 1, 2, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 192x128, clusters of 2 that share rows";
-  static constexpr sm90::Speed kSpeed{7990, 447, 131, 0, 1143};
+  static constexpr sm90::Speed kSpeed{7770, 471, 117, 0, 592};
 };
 struct Tile192x128Columns : sm90::KernelConfig<3, 128, 64, 0, 2, 1, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 192x128, clusters of 2 that share columns";
-  static constexpr sm90::Speed kSpeed{4500, 586, 45, 0, 0};
+  static constexpr sm90::Speed kSpeed{4005, 549, 27, 0, 1};
 };
 struct Tile256x128Rows : sm90::KernelConfig<4, 128, 64, 0, 1, 2, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 256x128, clusters of 2 that share rows";
-  static constexpr sm90::Speed kSpeed{4516, 660, 153, 0, 102};
+  static constexpr sm90::Speed kSpeed{7762, 623, 139, 0, 186};
 };
 struct Tile128x256Rows : sm90::KernelConfig<2, 256, 64, 4, 1, 2, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 that share rows";
-  static constexpr sm90::Speed kSpeed{7970, 660, 101, 0, 2415};
+  static constexpr sm90::Speed kSpeed{8955, 660, 85, 0, 1513};
 };
 /// Tiles of the transpose, of a segment by any multiple of 32 rows. The blocks of a cluster share the rows. As many
 /// stages as leave room for the shared memory of the epilogue.
@@ -45,15 +45,15 @@ struct SwappedConfig : sm90::KernelConfig<2, rows, 64, stages, 2, 1, kTma, kDire
 };
 struct Swapped96 : SwappedConfig<96, 7> {
   static constexpr const char* kVariant = "wgmma, tile 128x96 of the transpose, clusters of 2";
-  static constexpr sm90::Speed kSpeed{7991, 219, 103, 0, 174};
+  static constexpr sm90::Speed kSpeed{6140, 244, 105, 0, 207};
 };
 struct Swapped160 : SwappedConfig<160, 5> {
   static constexpr const char* kVariant = "wgmma, tile 128x160 of the transpose, clusters of 2";
-  static constexpr sm90::Speed kSpeed{4572, 485, 9, 0, 1500};
+  static constexpr sm90::Speed kSpeed{4009, 482, 11, 0, 1152};
 };
 struct Swapped224 : SwappedConfig<224, 4> {
   static constexpr const char* kVariant = "wgmma, tile 128x224 of the transpose, clusters of 2";
-  static constexpr sm90::Speed kSpeed{7945, 545, 136, 0, 3075};
+  static constexpr sm90::Speed kSpeed{4114, 545, 124, 0, 2230};
 };
 template <typename Config>
 constexpr bool swaps_operands = requires {
@@ -227,13 +227,13 @@ bool are_reachable(const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& 
 /// Where the sums of rows from first_row on go in the workspace.
 template <typename Sum, typename T>
 sm90::SegmentSums<T, Sum> sums_of(const HopperParams<T>& p, int64_t first_row) {
-  sm90::SegmentSums<T, Sum> segments{};
-  segments.bias = p.bias, segments.target_ids = p.target_ids + first_row, segments.first_id = p.first_id;
-  segments.sums = p.template in_workspace<Sum>(p.layout.sums);
-  segments.target_logit = p.template in_workspace<float>(p.layout.target_logit);
-  segments.exponents = p.layout.columns > 0 ? p.template in_workspace<float>(p.first_exponents) + first_row : nullptr;
-  segments.ld_exponents = p.shape.rows, segments.log2_scale = p.log2_scale;
-  return segments;
+  sm90::SegmentSums<T, Sum> to{};
+  to.bias = p.bias, to.target_ids = p.target_ids + first_row, to.first_id = p.first_id;
+  to.sums = p.template in_workspace<Sum>(p.layout.sums);
+  to.target_logit = p.template in_workspace<float>(p.layout.target_logit);
+  to.exponents = p.layout.columns > 0 ? p.template in_workspace<float>(p.first_exponents) + first_row : nullptr;
+  to.ld_exponents = p.shape.rows, to.log2_scale = p.log2_scale;
+  return to;
 }
 
 /// Launches the product of the logits, hidden * weight^T, by tiles of Config, and leaves of it what `sums` points to.
