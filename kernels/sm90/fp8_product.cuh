@@ -80,7 +80,8 @@ __global__ __launch_bounds__(Config::kThreads, 1) void fp8_kernel(const __grid_c
   static_assert(kBlock % Config::kN == 0);  // the columns of a tile share scales
   static_assert(Config::kStageBytes == LayoutA::kBytes + LayoutB::kBytes && Config::kParts == 1);
   extern __shared__ uint8_t dynamic[];
-  const uint32_t base = (shared_address(dynamic) + kSmemAlign - 1) / kSmemAlign * kSmemAlign;
+  // See wgmma_kernel().
+  const uint32_t base = __shfl_sync(kAllLanes, (shared_address(dynamic) + kSmemAlign - 1) / kSmemAlign * kSmemAlign, 0);
   const auto full = [&](uint32_t stage) { return base + Config::kBarrierOffset + stage * kBarrierBytes; };
   const auto empty = [&](uint32_t stage) { return full(Config::kStages + stage); };
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kWarp), 0);
@@ -124,7 +125,7 @@ __global__ __launch_bounds__(Config::kThreads, 1) void fp8_kernel(const __grid_c
 
   if (warp >= kFirstProducerWarp) {
     if constexpr (Config::kUsesSetmaxnreg) setmaxnreg_dec<Config::kProducerRegisters>();
-    if (warp != kFirstProducerWarp || lane != 0) return;
+    if (warp != kFirstProducerWarp || !elect_one()) return;
     PipelineState<Config::kStages> pipe;
     constexpr uint32_t kColumnMask = (1u << Config::kClusterM) - 1;
     uint32_t row_mask = 0;
@@ -168,14 +169,15 @@ __global__ __launch_bounds__(Config::kThreads, 1) void fp8_kernel(const __grid_c
         if (lane < kProducers) arrive_remote(empty(stage), producer);
       }
     };
+    const uint64_t first_a = LayoutA::descriptor(base + group * 64 * LayoutA::kLine);  // of the first stage
+    const uint64_t first_b = LayoutB::descriptor(base + LayoutA::kBytes);
     constexpr int kCount = Config::kN / 2;
     float sum[kCount];
     PipelineState<Config::kStages> pipe;
     const auto multiply = [&](float(&of_block)[kCount]) {
       wait(full(pipe.stage), pipe.parity);
-      const uint32_t stage_address = base + pipe.stage * Config::kStageBytes;
-      const uint64_t a = LayoutA::descriptor(stage_address + group * 64 * LayoutA::kLine);
-      const uint64_t b = LayoutB::descriptor(stage_address + LayoutA::kBytes);
+      const uint64_t a = first_a + pipe.stage * (Config::kStageBytes / 16);
+      const uint64_t b = first_b + pipe.stage * (Config::kStageBytes / 16);
       pin_registers(of_block);
       wgmma_fence();
 #pragma unroll

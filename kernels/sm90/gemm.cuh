@@ -80,9 +80,10 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
   static_assert(!Products::kMany || Config::kLoads == Loads::tma);
   static_assert(!Products::kMany || !Config::kTransposes);
   extern __shared__ uint8_t dynamic[];
-  // Offsets must be the same in all blocks of a cluster: multicast needs that.
+  // Offsets must be the same in all blocks of a cluster: multicast needs that. The compiler keeps the result of
+  // __shfl_sync(), while it would compute the address again in every step.
   const uint32_t unaligned = shared_address(dynamic);
-  const uint32_t base = (unaligned + kSmemAlign - 1) / kSmemAlign * kSmemAlign;
+  const uint32_t base = __shfl_sync(kAllLanes, (unaligned + kSmemAlign - 1) / kSmemAlign * kSmemAlign, 0);
   const auto full = [&](uint32_t stage) { return base + Config::kBarrierOffset + stage * kBarrierBytes; };
   const auto empty = [&](uint32_t stage) { return full(Config::kStages + stage); };
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kWarp), 0);
@@ -148,7 +149,7 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
     if constexpr (Config::kUsesSetmaxnreg) setmaxnreg_dec<Config::kProducerRegisters>();
     PipelineState<Config::kStages> pipe;
     if constexpr (Config::kLoads == Loads::tma) {
-      if (warp == kFirstProducerWarp && lane == 0) {
+      if (warp == kFirstProducerWarp && elect_one()) {
         constexpr uint32_t kColumnMask = (1u << Config::kClusterM) - 1;
         uint32_t row_mask = 0;
         for (int i = 0; i < Config::kClusterN; ++i) row_mask |= 1u << (rank_m + i * Config::kClusterM);
@@ -218,6 +219,8 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
       }
     };
     const uint32_t group_offset = group * (a_along_k ? 64 * LayoutA::kLine : LayoutA::kSlab);
+    const uint64_t first_a = LayoutA::descriptor(base + group_offset);  // of the first stage
+    const uint64_t first_b = LayoutB::descriptor(base + LayoutA::kBytes);
     float sum[Config::kN / 2];
     PipelineState<Config::kStages> pipe;
 
@@ -276,7 +279,6 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
         // k_extent is positive. With a loop that might not run, the assembler would lose track of the accumulators.
         do {
           wait(full(pipe.stage), pipe.parity);
-          const uint32_t stage_address = base + pipe.stage * Config::kStageBytes;
           if constexpr (Products::kMany && !(a_along_k && b_along_k)) {
             if (const auto left = static_cast<int>(k) - step * Config::kBlockK; left < Config::kBlockK) {
               uint8_t* const a_tile = dynamic + (base - unaligned) + pipe.stage * Config::kStageBytes;
@@ -286,8 +288,8 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
               named_barrier_sync(1, Config::kConsumers * kWarpgroup);
             }
           }
-          const uint64_t a = LayoutA::descriptor(stage_address + group_offset);
-          const uint64_t b = LayoutB::descriptor(stage_address + LayoutA::kBytes);
+          const uint64_t a = first_a + pipe.stage * (Config::kStageBytes / 16);
+          const uint64_t b = first_b + pipe.stage * (Config::kStageBytes / 16);
           wgmma_fence();
 #pragma unroll
           for (int q = 0; q < Config::kBlockK / 16; ++q) {

@@ -1,12 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loads the operands of a tile into shared memory, in the layouts of wgmma.cuh: by TMA, or element by element for
-// matrices that TMA can't read (a line that does not start at a 16-byte boundary).
+// matrices that TMA can't read (a line that does not start at a 16-byte boundary). Facts: PTX ISA 9.0, "elect.sync".
 #pragma once
 
 #include "gemm/tile.cuh"
 #include "sm90/config.cuh"
 
 namespace checkop::kernels::sm90 {
+
+/// True in one thread of a warp whose threads are all active. Only under this condition does the compiler know that a
+/// single thread issues the TMA instructions; after a comparison of lanes it puts a loop over the active threads around
+/// each of them.
+__device__ inline bool elect_one() {
+  uint32_t elected;
+  asm volatile("{\n.reg .pred one;\nelect.sync _|one, 0xffffffff;\nselp.u32 %0, 1, 0, one;\n}" : "=r"(elected));
+  return elected != 0;
+}
 
 /// The box of an operand that one TMA instruction loads. `sharers` blocks divide a tile by whole slabs where possible,
 /// otherwise by the lines of each slab.

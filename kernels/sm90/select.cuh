@@ -82,9 +82,9 @@ struct Tile64x128 : KernelConfig<1, 128, 64, 0, 1, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x128";
   static constexpr Speed kSpeed{4710, 128, 32, 50, 672};
 };
-struct Tile64x64 : KernelConfig<1, 64, 64, 0, 1, 1, kTma, kStaged> {
+struct Tile64x64 : KernelConfig<1, 64, 128, 0, 1, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x64";
-  static constexpr Speed kSpeed{4660, 99, 24, 24, 375};
+  static constexpr Speed kSpeed{4333, 84, 33, 28, 480};
 };
 struct Tile64x64Rows4 : KernelConfig<1, 64, 64, 0, 1, 4, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x64, clusters of 4 that share rows";
@@ -92,7 +92,7 @@ struct Tile64x64Rows4 : KernelConfig<1, 64, 64, 0, 1, 4, kTma, kStaged> {
 };
 struct Tile64x32 : KernelConfig<1, 32, 128, 0, 1, 1, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 64x32";
-  static constexpr Speed kSpeed{4050, 68, 27, 15, 890};
+  static constexpr Speed kSpeed{3950, 60, 38, 22, 930};
 };
 struct Tile64x32Rows4 : KernelConfig<1, 32, 128, 0, 1, 4, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 64x32, clusters of 4 that share rows";
