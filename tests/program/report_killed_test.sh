@@ -7,7 +7,8 @@ cd "$(dirname "$0")/../.."
 tool=$1 plugins=$2 work=$3
 shift 3
 rm -rf "$work"
-mkdir -p "$work"
+mkdir -p "$work/tmp"
+export TMPDIR=$work/tmp
 
 die() { echo "report_killed_test: $*" >&2; exit 1; }
 count() { { grep -o '"case_name"' "$1" || true; } | wc -l; }
@@ -50,6 +51,7 @@ for i in {1..20}; do
 done
 ((finished < 20)) || die "no run was killed: all were over before"
 "$@" contracts/report.schema.json "$work"/killed-*.json
+rm -rf "$TMPDIR"/*  # a process can't remove its temporary folder when it is killed
 
 # --- SIGTERM and SIGINT: exit code 4, the report so far, no temporary file ---
 for signal in TERM INT; do
@@ -83,6 +85,7 @@ wait "$pid" || code=$?
 [[ $code == 4 ]] || die "a hanging candidate: expected exit 4, got $code"
 "$@" contracts/report.schema.json "$work"/stopped-*.json
 if compgen -G "$work/stopped-*.tmp" >/dev/null; then die "spare files are left: $(ls "$work")"; fi
+[[ -z $(ls -A "$TMPDIR") ]] || die "temporary folders are left: $(ls "$TMPDIR")"
 
 # --- no disk space: exit code 5, one sentence, the report so far ---
 code=0
